@@ -1,0 +1,7 @@
+"""Configuration: every key once, merged from file and command line, validated and frozen."""
+
+from config.defaults import get_cfg
+from config.load import load_config, save_config
+from config.validate import ConfigError
+
+__all__ = ["ConfigError", "get_cfg", "load_config", "save_config"]

@@ -1,0 +1,179 @@
+"""What a setting may be, alone and together with others."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from yacs.config import CfgNode
+
+from config.defaults import get_cfg
+from structures import UserError
+
+logger = logging.getLogger(__name__)
+
+
+class ConfigError(UserError):
+    """A setting that cannot be used; the message names the key, the value and what to do."""
+
+
+ALLOWED: dict[str, tuple[Any, ...]] = {
+    "MODEL.DEVICE": ("auto", "cuda", "cpu"),
+    "MODEL.DIRECT": (0, 1),
+    "MODEL.IF_LABELSMOOTH": ("on", "off"),
+    "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
+    "TEST.NECK_FEAT": ("before", "after"),
+    "TEST.FEAT_NORM": ("yes", "no"),
+    "TEST.MISS": ("nothing", "r", "n", "t", "rn", "rt", "nt"),
+}
+
+NOT_IMPLEMENTED: dict[str, tuple[Any, str]] = {
+    "MODEL.NECK": ("bnneck", "only the BNNeck is implemented"),
+    "MODEL.ID_LOSS_TYPE": ("softmax", "only the softmax identity loss is implemented"),
+    "MODEL.METRIC_LOSS_TYPE": ("triplet", "only the triplet loss is implemented"),
+    "MODEL.IF_WITH_CENTER": ("no", "the centre loss is not implemented"),
+    "MODEL.PROMPT": (False, "prompt tuning is not implemented"),
+    "MODEL.ADAPTER": (False, "adapters are not implemented"),
+    "MODEL.DIST_TRAIN": (False, "distributed training is not implemented"),
+    "DATALOADER.SAMPLER": ("softmax_triplet", "only the P x K identity sampler is implemented"),
+    "SOLVER.WARMUP_METHOD": ("linear", "only the linear warm-up is implemented"),
+    "TEST.RE_RANKING": ("no", "re-ranking is not implemented"),
+}
+"""Settings of DeMo that are accepted at this value and refused at any other."""
+
+NO_EFFECT = (
+    "SOLVER.CENTER_LR",
+    "SOLVER.CENTER_LOSS_WEIGHT",
+    "SOLVER.CLUSTER_MARGIN",
+    "SOLVER.RANGE_K",
+    "SOLVER.RANGE_MARGIN",
+    "SOLVER.RANGE_ALPHA",
+    "SOLVER.RANGE_BETA",
+    "SOLVER.RANGE_LOSS_WEIGHT",
+    "SOLVER.GAMMA",
+    "SOLVER.STEPS",
+    "SOLVER.WARMUP_FACTOR",
+    "SOLVER.COSINE_MARGIN",
+    "SOLVER.COSINE_SCALE",
+)
+"""Settings that DeMo's files carry for parts that are switched off there too; a change is logged."""
+
+
+Check = tuple[Callable[[Any], bool], str]
+POSITIVE: Check = (lambda v: 0 < v < float("inf"), "above 0")
+NOT_NEGATIVE: Check = (lambda v: 0 <= v < float("inf"), "0 or more")
+RATIO: Check = (lambda v: 0 < v <= 1, "above 0 and at most 1")
+PROBABILITY: Check = (lambda v: 0 <= v <= 1, "between 0 and 1")
+DROPOUT: Check = (lambda v: 0 <= v < 1, "0 or more and below 1")
+SIZE: Check = (
+    lambda v: len(v) == 2 and all(isinstance(n, int) and n > 0 for n in v),
+    "two whole numbers above 0",
+)
+PER_CHANNEL: Check = (lambda v: len(v) == 3, "three numbers, one per channel")
+RANGES: dict[str, Check] = {
+    "MODEL.STRIDE_SIZE": SIZE,
+    "MODEL.DROP_PATH": DROPOUT,
+    "MODEL.DROP_OUT": DROPOUT,
+    "MODEL.ATT_DROP_RATE": DROPOUT,
+    "MODEL.SIE_COE": NOT_NEGATIVE,
+    "MODEL.HEAD": POSITIVE,
+    "MODEL.ID_LOSS_WEIGHT": NOT_NEGATIVE,
+    "MODEL.TRIPLET_LOSS_WEIGHT": NOT_NEGATIVE,
+    "MODEL.SDTPS_SPARSE_RATIO": RATIO,
+    "MODEL.SDTPS_AGGR_RATIO": RATIO,
+    "MODEL.SDTPS_BETA": (lambda v: 0 <= v <= 0.5, "between 0 and 0.5"),
+    "MODEL.SDTPS_GUMBEL_TAU": POSITIVE,
+    "MODEL.SDTPS_LOSS_WEIGHT": NOT_NEGATIVE,
+    "INPUT.SIZE_TRAIN": SIZE,
+    "INPUT.SIZE_TEST": SIZE,
+    "INPUT.PROB": PROBABILITY,
+    "INPUT.RE_PROB": PROBABILITY,
+    "INPUT.PADDING": NOT_NEGATIVE,
+    "INPUT.PIXEL_MEAN": PER_CHANNEL,
+    "INPUT.PIXEL_STD": (lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0"),
+    "DATALOADER.NUM_WORKERS": NOT_NEGATIVE,
+    "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more, since the triplet loss needs pairs"),
+    "SOLVER.MAX_EPOCHS": POSITIVE,
+    "SOLVER.IMS_PER_BATCH": POSITIVE,
+    "SOLVER.BASE_LR": POSITIVE,
+    "SOLVER.BACKBONE_LR": NOT_NEGATIVE,
+    "SOLVER.BIAS_LR_FACTOR": POSITIVE,
+    "SOLVER.MOMENTUM": DROPOUT,
+    "SOLVER.WEIGHT_DECAY": NOT_NEGATIVE,
+    "SOLVER.WEIGHT_DECAY_BIAS": NOT_NEGATIVE,
+    "SOLVER.MARGIN": NOT_NEGATIVE,
+    "SOLVER.WARMUP_ITERS": NOT_NEGATIVE,
+    "SOLVER.CLIP_GRAD": NOT_NEGATIVE,
+    "SOLVER.SEED": NOT_NEGATIVE,
+    "SOLVER.CHECKPOINT_PERIOD": NOT_NEGATIVE,
+    "SOLVER.LOG_PERIOD": POSITIVE,
+    "SOLVER.EVAL_PERIOD": POSITIVE,
+    "TEST.IMS_PER_BATCH": POSITIVE,
+}
+
+
+def flatten(cfg: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All settings as (`SECTION.KEY`, value)."""
+    for key, value in cfg.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def validate(cfg: CfgNode) -> None:
+    """Refuse settings that cannot work, before any work is done."""
+    settings = dict(flatten(cfg))
+    for key, choices in ALLOWED.items():
+        if settings[key] not in choices:
+            raise ConfigError(f"{key} must be one of {', '.join(map(str, choices))}, not {settings[key]!r}")
+    for key, (value, reason) in NOT_IMPLEMENTED.items():
+        if settings[key] != value:
+            raise ConfigError(f"{key} {settings[key]!r} cannot be used: {reason}; set it to {value!r}")
+    for key, (accept, requirement) in RANGES.items():
+        if not accept(settings[key]):
+            raise ConfigError(f"{key} must be {requirement}, not {settings[key]!r}")
+    _validate_combinations(cfg)
+    defaults = dict(flatten(get_cfg()))
+    for key in NO_EFFECT:
+        if settings[key] != defaults[key]:
+            logger.warning("%s %r has no effect: see docs/configuration.md", key, settings[key])
+
+
+def _validate_combinations(cfg: CfgNode) -> None:
+    """Refuse settings that are fine by themselves but not together."""
+    if cfg.MODEL.ATM and not cfg.MODEL.HDM:
+        raise ConfigError("MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off")
+    if cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS:
+        raise ConfigError("MODEL.SDTPS_USE_GUMBEL has no effect without MODEL.USE_SDTPS; turn that on too")
+    if list(cfg.INPUT.SIZE_TRAIN) != list(cfg.INPUT.SIZE_TEST):
+        raise ConfigError(
+            f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be "
+            "equal, since the position embeddings have one grid"
+        )
+    if found := re.search(r"patch(\d+)|ViT-\w+-(\d+)", cfg.MODEL.TRANSFORMER_TYPE):
+        patch = int(found.group(1) or found.group(2))
+        if min(cfg.INPUT.SIZE_TRAIN) < patch:
+            raise ConfigError(
+                f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} is smaller than one patch of {patch} pixels"
+            )
+        if max(cfg.MODEL.STRIDE_SIZE) > patch:
+            raise ConfigError(
+                f"MODEL.STRIDE_SIZE {cfg.MODEL.STRIDE_SIZE} is larger than the patch of {patch} pixels and "
+                "would skip pixels"
+            )
+    batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
+    if batch % instances or batch == instances:
+        raise ConfigError(
+            f"SOLVER.IMS_PER_BATCH ({batch}) must be DATALOADER.NUM_INSTANCE ({instances}) times at least 2 "
+            "identities"
+        )
+    if cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS:
+        raise ConfigError(
+            f"SOLVER.WARMUP_ITERS ({cfg.SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
+            f"({cfg.SOLVER.MAX_EPOCHS})"
+        )
+    if not cfg.OUTPUT_DIR:
+        raise ConfigError("OUTPUT_DIR is empty; name a folder for the run")

@@ -1,0 +1,138 @@
+"""Configuration → readers, transforms, loaders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from datasets.dataset import DatasetError, MultiModalDataset, Sample, Splits, collate
+from datasets.rgbnt201 import read_rgbnt201
+from datasets.sampler import IdentitySampler
+from datasets.synthetic import ensure_synthetic
+from datasets.transforms import TestTransform, TrainTransform
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DataBundle:
+    """All that training and evaluation need to know of a data set.
+
+    Attributes:
+        train_loader: batches (`ModalBatch`) of P × K training triples.
+        sampler: the sampler of `train_loader`; call its `set_epoch` before each epoch.
+        test_loader: batches (`ModalBatch`) of the distinct test triples, each once, in a fixed order.
+        query_rows: for each query, its row in the order of `test_loader`.
+        gallery_rows: for each gallery entry, its row in the order of `test_loader`.
+        num_classes: training identities.
+        num_cameras: one more than the largest camera id in training.
+        num_views: one more than the largest scene id in training; 0 if there is only one scene.
+        protocol: a gallery triple of the query's identity is dropped if it shares its `camera` or `scene`.
+    """
+
+    train_loader: DataLoader[Sample]
+    sampler: IdentitySampler
+    test_loader: DataLoader[Sample]
+    query_rows: np.ndarray
+    gallery_rows: np.ndarray
+    num_classes: int
+    num_cameras: int
+    num_views: int
+    protocol: str
+
+
+def build_data(cfg: CfgNode) -> DataBundle:
+    """Read the data set that `cfg.DATASETS` names, and make its loaders."""
+    name = cfg.DATASETS.NAMES
+    if name not in READERS:
+        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(READERS)}")
+    splits = READERS[name](Path(cfg.DATASETS.ROOT_DIR))
+    logger.info("data set %s in %s\n%s", name, cfg.DATASETS.ROOT_DIR, splits.describe())
+
+    normalisation = {"mean": cfg.INPUT.PIXEL_MEAN, "std": cfg.INPUT.PIXEL_STD}
+    train_transform = TrainTransform(
+        size=tuple(cfg.INPUT.SIZE_TRAIN),
+        flip_prob=cfg.INPUT.PROB,
+        padding=cfg.INPUT.PADDING,
+        erase_prob=cfg.INPUT.RE_PROB,
+        shared=cfg.INPUT.SHARED_AUGMENT,
+        **normalisation,
+    )
+    test_transform = TestTransform(size=tuple(cfg.INPUT.SIZE_TEST), **normalisation)
+
+    train_ids = [record.person_id for record in splits.train]
+    scene_ids = {record.scene_id for record in splits.train}
+    sampler = IdentitySampler(
+        train_ids,
+        num_instances=cfg.DATALOADER.NUM_INSTANCE,
+        batch_size=cfg.SOLVER.IMS_PER_BATCH,
+        seed=cfg.SOLVER.SEED,
+    )
+    distinct = {record.paths: record for record in (*splits.query, *splits.gallery)}
+    row_of = {paths: row for row, paths in enumerate(distinct)}
+    return DataBundle(
+        train_loader=_make_loader(
+            MultiModalDataset(splits.train, train_transform, cfg.SOLVER.SEED),
+            batch_size=cfg.SOLVER.IMS_PER_BATCH,
+            num_workers=cfg.DATALOADER.NUM_WORKERS,
+            sampler=sampler,
+            drop_last=True,
+        ),
+        sampler=sampler,
+        test_loader=_make_loader(
+            MultiModalDataset(tuple(distinct.values()), test_transform, mask_transform=test_transform.mask),
+            batch_size=cfg.TEST.IMS_PER_BATCH,
+            num_workers=cfg.DATALOADER.NUM_WORKERS,
+        ),
+        query_rows=np.array([row_of[record.paths] for record in splits.query]),
+        gallery_rows=np.array([row_of[record.paths] for record in splits.gallery]),
+        num_classes=len(set(train_ids)),
+        num_cameras=1 + max(record.camera_id for record in splits.train),
+        num_views=1 + max(scene_ids) if len(scene_ids) > 1 else 0,
+        protocol="camera",
+    )
+
+
+def _make_loader(
+    dataset: MultiModalDataset, *, batch_size: int, num_workers: int, **options: Any
+) -> DataLoader[Sample]:
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        collate_fn=collate,
+        pin_memory=torch.cuda.is_available(),
+        persistent_workers=num_workers > 0,
+        # Without its own generator each pass over a loader would draw from the global one.
+        generator=torch.Generator(),
+        **options,
+    )
+
+
+def _read_rgbnt201_below(root: Path) -> Splits:
+    folder = root / "RGBNT201"
+    if not folder.is_dir():
+        raise DatasetError(
+            f"there is no folder {folder.resolve()}: put the RGBNT201 data set there, "
+            "or set DATASETS.ROOT_DIR to the folder that holds it"
+        )
+    return read_rgbnt201(folder)
+
+
+def _draw_and_read_synthetic(root: Path) -> Splits:
+    return read_rgbnt201(ensure_synthetic(root, seed=0))  # the same data set for every training seed
+
+
+READERS: dict[str, Callable[[Path], Splits]] = {
+    "RGBNT201": _read_rgbnt201_below,
+    "Synthetic": _draw_and_read_synthetic,
+}
+"""By the name in DATASETS.NAMES: from DATASETS.ROOT_DIR to records."""

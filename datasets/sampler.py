@@ -1,0 +1,97 @@
+"""P identities × K images per batch: what the triplet loss needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from datasets.dataset import SampleKey
+
+
+class IdentitySampler(Sampler[SampleKey]):
+    """Orders the samples so that each `batch_size` in a row are P identities × K images.
+
+    K is `num_instances`, P is `batch_size / num_instances`. For each epoch:
+
+    1. The images of each identity are shuffled and cut into chunks of K.
+    2. P identities are drawn at random, without repetition, from those that have chunks left, and each gives
+       one chunk: a batch. Repeated as long as at least P identities have chunks left.
+
+    Corner cases:
+
+    - An identity with fewer than K images gives one chunk: each of its images once, the rest of the places
+      filled with its images drawn at random with replacement. Repeats have different `SampleKey.draw`.
+    - An identity whose number of images is not a multiple of K leaves out the remainder, another one in each
+      epoch.
+    - When fewer than P identities have chunks left, these chunks are left out. Which ones depends on the
+      draws, so the number of batches may differ from epoch to epoch. It is at least 1.
+
+    The order depends on the seed and the epoch alone. `len` is the exact number of samples in the current
+    epoch. Call `set_epoch` before each epoch; otherwise the same order comes again.
+    """
+
+    def __init__(self, person_ids: Sequence[int], *, num_instances: int, batch_size: int, seed: int) -> None:
+        """Group the samples by identity.
+
+        Args:
+            person_ids: the identity of each sample, in the order of the data set.
+            num_instances: K, images per identity in a batch.
+            batch_size: P × K.
+            seed: non-negative.
+        """
+        if num_instances < 1 or batch_size < 1 or batch_size % num_instances:
+            raise ValueError(f"a batch of {batch_size} cannot be made of {num_instances} images per identity")
+        self._num_instances = num_instances
+        self._ids_per_batch = batch_size // num_instances
+        self._seed = seed
+        self._epoch = 0
+        self._keys: list[SampleKey] | None = None  # the order of the current epoch, once it is needed
+        ids = np.asarray(person_ids)
+        self._rows_of_identity = [np.flatnonzero(ids == person_id) for person_id in np.unique(ids)]
+        if len(self._rows_of_identity) < self._ids_per_batch:
+            raise ValueError(
+                f"a batch of {batch_size} with {num_instances} images per identity needs "
+                f"{self._ids_per_batch} identities, but there are only {len(self._rows_of_identity)}: "
+                "make the batch smaller or take more images per identity"
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, from 0, whose order the next iteration gives."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._keys = None
+
+    def __iter__(self) -> Iterator[SampleKey]:
+        return iter(self._keys_of_epoch())
+
+    def __len__(self) -> int:
+        return len(self._keys_of_epoch())
+
+    def _keys_of_epoch(self) -> list[SampleKey]:
+        if self._keys is None:
+            times_drawn: Counter[int] = Counter()
+            self._keys = []
+            for index in self._draw_order():
+                self._keys.append(SampleKey(index, self._epoch, times_drawn[index]))
+                times_drawn[index] += 1
+        return self._keys
+
+    def _draw_order(self) -> list[int]:
+        rng = np.random.default_rng((self._seed, self._epoch))
+        chunks = [self._cut_into_chunks(rows, rng) for rows in self._rows_of_identity]
+        order: list[int] = []
+        available = list(range(len(chunks)))
+        while len(available) >= self._ids_per_batch:
+            for identity in rng.choice(available, self._ids_per_batch, replace=False):
+                order += chunks[identity].pop()
+            available = [identity for identity in available if chunks[identity]]
+        return order
+
+    def _cut_into_chunks(self, rows: np.ndarray, rng: np.random.Generator) -> list[list[int]]:
+        missing = max(0, self._num_instances - len(rows))
+        shuffled = np.concatenate([rng.permutation(rows), rng.choice(rows, missing, replace=True)])
+        num_chunks = len(shuffled) // self._num_instances
+        return shuffled[: num_chunks * self._num_instances].reshape(num_chunks, -1).tolist()

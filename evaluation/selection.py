@@ -1,0 +1,79 @@
+"""Does token selection find the person? The kept patches against the foreground masks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structures import PerModality
+
+
+@dataclass(frozen=True)
+class SelectionMetrics:
+    """How well the kept patches cover the person, all in [0, 1].
+
+    Attributes:
+        precision: share of the kept patches that lie on the person.
+        chance: what a random choice would reach: the share of all patches that lie on the person.
+        best: the best possible; below 1 where a person covers fewer patches than are kept.
+    """
+
+    precision: PerModality[float]
+    chance: float
+    best: float
+
+
+def patch_foreground(masks: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Which patches lie on the person: those with more than half of their area inside the mask.
+
+    Args:
+        masks: (B, H, W), 1 where the person is.
+        grid: rows and columns of the patches. Overlapping patches count with their share of the image only.
+
+    Returns:
+        (B, N) booleans, row by row, N = rows * columns.
+    """
+    covered = F.adaptive_avg_pool2d(masks.float().unsqueeze(1), grid)  # (B, 1, rows, columns)
+    return covered.flatten(1) > 0.5
+
+
+def kept_patch_precision(kept: Tensor, foreground: Tensor) -> Tensor:
+    """Share of the kept patches that lie on the person, for each sample.
+
+    Args:
+        kept: (B, K) patch indices in [0, N).
+        foreground: (B, N) booleans.
+
+    Returns:
+        (B,) in [0, 1].
+    """
+    return foreground.gather(1, kept).float().mean(dim=1)
+
+
+def best_precision(foreground: Tensor, num_kept: int) -> Tensor:
+    """The precision of a perfect choice of `num_kept` patches, for each sample: (B, N) booleans to (B,)."""
+    return foreground.sum(dim=1).clamp(max=num_kept).float() / num_kept
+
+
+def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionMetrics:
+    """Average the kept-patch precision over samples, beside chance and the best possible.
+
+    Args:
+        kept: patch indices of each modality, each (B, K).
+        foreground: (B, N) booleans; one mask serves the three aligned modalities.
+
+    Returns:
+        The means over the B samples.
+    """
+
+    def mean(values: Tensor) -> float:
+        return values.to(torch.float64).mean().item()
+
+    return SelectionMetrics(
+        precision=kept.map(lambda indices: mean(kept_patch_precision(indices, foreground))),
+        chance=mean(foreground),
+        best=mean(best_precision(foreground, kept.rgb.shape[1])),
+    )

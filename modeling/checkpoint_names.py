@@ -1,0 +1,155 @@
+"""Names of checkpoint entries elsewhere <-> names here, in both directions.
+
+A rule pairs two templates; `{…}` stands for one part of a name between dots and is carried over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from modeling.hdm import SUBSETS
+from structures import Modality
+
+DEMO_MODALITIES = {Modality.RGB: "rgb", Modality.NI: "nir", Modality.TI: "tir"}
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+class Rule(NamedTuple):
+    """One correspondence between entries.
+
+    Attributes:
+        theirs: template of the name elsewhere.
+        ours: template of the name here.
+        to_ours: makes our tensor from theirs.
+        to_theirs: the inverse.
+    """
+
+    theirs: str
+    ours: str
+    to_ours: Callable[[Tensor], Tensor] = _same
+    to_theirs: Callable[[Tensor], Tensor] = _same
+
+    def prefixed(self, theirs: str, ours: str) -> Rule:
+        """The same rule, with both names below a prefix."""
+        return self._replace(theirs=theirs + self.theirs, ours=ours + self.ours)
+
+
+CLIP_RULES = (
+    Rule("class_embedding", "cls_token", lambda t: t.reshape(1, 1, -1), lambda t: t.reshape(-1)),
+    Rule("positional_embedding", "pos_embed", lambda t: t.unsqueeze(0), lambda t: t.squeeze(0)),
+    Rule("proj", "head.weight", lambda t: t.T.contiguous(), lambda t: t.T.contiguous()),
+    Rule("conv1.weight", "patch_embed.proj.weight"),
+    Rule("ln_pre.{entry}", "norm_pre.{entry}"),
+    Rule("ln_post.{entry}", "norm.{entry}"),
+    Rule("transformer.resblocks.{block}.ln_1.{entry}", "blocks.{block}.norm1.{entry}"),
+    Rule("transformer.resblocks.{block}.ln_2.{entry}", "blocks.{block}.norm2.{entry}"),
+    Rule("transformer.resblocks.{block}.attn.in_proj_{entry}", "blocks.{block}.attn.qkv.{entry}"),
+    Rule("transformer.resblocks.{block}.attn.out_proj.{entry}", "blocks.{block}.attn.proj.{entry}"),
+    Rule("transformer.resblocks.{block}.mlp.c_fc.{entry}", "blocks.{block}.mlp.fc1.{entry}"),
+    Rule("transformer.resblocks.{block}.mlp.c_proj.{entry}", "blocks.{block}.mlp.fc2.{entry}"),
+)
+"""OpenAI's and open_clip's names of the visual tower -> timm's."""
+
+VIT_RULES = (
+    Rule("{entry}", "{entry}"),
+    Rule("{part}.{entry}", "{part}.{entry}"),
+    Rule("{part}.proj.{entry}", "{part}.proj.{entry}"),
+    Rule("blocks.{block}.{part}.{entry}", "blocks.{block}.{part}.{entry}"),
+    Rule("blocks.{block}.{part}.{layer}.{entry}", "blocks.{block}.{part}.{layer}.{entry}"),
+)
+"""An ImageNet ViT has timm's names already."""
+
+
+def _head_rules(theirs: str, ours: str) -> list[Rule]:
+    return [
+        Rule(f"classifier{theirs}.weight", f"heads.{ours}.classifier.weight"),
+        Rule(f"bottleneck{theirs}.{{entry}}", f"heads.{ours}.neck.{{entry}}"),
+    ]
+
+
+def _demo_rules() -> tuple[Rule, ...]:
+    """DeMo's published checkpoints, and the first SDTPS prototype's, which extends them."""
+    rules = [rule.prefixed("BACKBONE.base.", "backbone.vit.") for rule in CLIP_RULES]
+    rules.append(Rule("BACKBONE.cv_embed", "backbone.camera_embed"))
+    for index, modality in enumerate(Modality):
+        name = DEMO_MODALITIES[modality]
+        rules += [
+            Rule(f"{name}_reduce.{{layer}}.{{entry}}", f"pife.reduce.{modality.key}.{{layer}}.{{entry}}"),
+            Rule(
+                f"sdtps.{name}_sparse.score_predictor.{{layer}}.{{entry}}",
+                f"sdtps.selectors.{index}.score_predictor.{{layer}}.{{entry}}",
+            ),
+            Rule(f"sdtps.{name}_aggr.scale", f"sdtps.aggregators.{index}.scale"),
+            Rule(
+                f"sdtps.{name}_aggr.weight.{{layer}}.{{entry}}",
+                f"sdtps.aggregators.{index}.weight.{{layer}}.{{entry}}",
+            ),
+            *_head_rules(f"_{modality.letter}", f"ori_{modality.key}"),
+        ]
+    for subset in SUBSETS:
+        rules += [
+            Rule(f"generalFusion.{subset}_token", f"hdm.attentions.{subset}.query"),
+            Rule(f"generalFusion.{subset}.in_proj_{{entry}}", f"hdm.attentions.{subset}.in_proj.{{entry}}"),
+            Rule(f"generalFusion.{subset}.out_proj.{{entry}}", f"hdm.attentions.{subset}.out_proj.{{entry}}"),
+        ]
+    gate = "generalFusion.moe.gating_network.gate"
+    rules += [
+        Rule(
+            "generalFusion.moe.experts.{head}.expertHead.{feature}.mlp.{layer}.{entry}",
+            "atmoe.experts.head{head}_feature{feature}.{layer}.{entry}",
+        ),
+        Rule(f"{gate}.linear_re.{{layer}}.{{entry}}", "atmoe.summary.{layer}.{entry}"),
+        Rule(f"{gate}.q_.weight", "atmoe.to_query.weight"),
+        Rule(f"{gate}.k_.weight", "atmoe.to_key.weight"),
+        *_head_rules("", "ori"),
+        *_head_rules("_moe", "moe"),
+        *_head_rules("_sdtps", "sdtps"),
+    ]
+    return tuple(rules)
+
+
+DEMO_CLIP_RULES = _demo_rules()
+DEMO_VIT_RULES = (
+    Rule("BACKBONE.base.sie_embed", "backbone.camera_embed"),
+    *(rule.prefixed("BACKBONE.base.", "backbone.vit.") for rule in VIT_RULES),
+    *(rule for rule in DEMO_CLIP_RULES if not rule.theirs.startswith("BACKBONE.")),
+)
+
+
+def _compile(template: str) -> re.Pattern[str]:
+    escaped = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped))
+
+
+def rename(
+    state: dict[str, Tensor], rules: Iterable[Rule], *, to_ours: bool = True
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Translate the entries of a checkpoint by the first rule that fits each.
+
+    Args:
+        state: entries by name.
+        rules: see `Rule`.
+        to_ours: direction; False translates from our names.
+
+    Returns:
+        The translated entries, and the names that no rule fits.
+    """
+    compiled = [(_compile(rule.theirs if to_ours else rule.ours), rule) for rule in rules]
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    for name, tensor in state.items():
+        for pattern, rule in compiled:
+            if match := pattern.fullmatch(name):
+                target = (rule.ours if to_ours else rule.theirs).format(**match.groupdict())
+                renamed[target] = (rule.to_ours if to_ours else rule.to_theirs)(tensor)
+                break
+        else:
+            unknown.append(name)
+    return renamed, unknown

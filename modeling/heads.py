@@ -1,0 +1,30 @@
+"""BNNeck heads: a feature for the triplet loss and retrieval, logits for the identity loss."""
+
+from torch import Tensor, nn
+
+from structures import HeadOutput
+
+
+class BNNeckHead(nn.Module):
+    """BatchNorm with a frozen zero bias, then a classifier without bias.
+
+    Args:
+        name: name of the head, for losses and reports.
+        dim: D, width of the feature.
+        num_classes: number of training identities.
+        fused: whether the feature comes from a fusion part.
+    """
+
+    def __init__(self, name: str, dim: int, num_classes: int, *, fused: bool) -> None:
+        super().__init__()
+        self.name = name
+        self.fused = fused
+        self.neck = nn.BatchNorm1d(dim)
+        self.neck.bias.requires_grad_(False)
+        self.classifier = nn.Linear(dim, num_classes, bias=False)
+        nn.init.normal_(self.classifier.weight, std=0.001)
+
+    def forward(self, features: Tensor) -> HeadOutput:
+        """(B, D) -> logits (B, number of identities) and the features before and after the neck."""
+        neck_features = self.neck(features)
+        return HeadOutput(self.name, self.classifier(neck_features), features, neck_features, self.fused)

@@ -1,0 +1,87 @@
+"""Configuration -> model. The only file of this room that reads cfg."""
+
+from __future__ import annotations
+
+import logging
+
+from yacs.config import CfgNode
+
+from modeling.atmoe import ATMoE
+from modeling.backbone import Backbone
+from modeling.hdm import HDM, SUBSETS
+from modeling.heads import BNNeckHead
+from modeling.pife import PIFE
+from modeling.reid_model import MultiModalReID
+from modeling.sdtps import MultiModalSDTPS
+from structures import Modality, UserError
+
+logger = logging.getLogger(__name__)
+
+
+def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> MultiModalReID:
+    """Build the network that `cfg` describes, with random weights.
+
+    Args:
+        cfg: a configuration, see config/defaults.py.
+        num_class: number of training identities.
+        camera_num: number of cameras, for MODEL.SIE_CAMERA.
+        view_num: number of views (scenes), for MODEL.SIE_VIEW.
+    """
+    options = cfg.MODEL
+    if options.SIE_VIEW and not view_num:
+        raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has no views; turn it off")
+    cameras = camera_num if options.SIE_CAMERA else 0
+    views = view_num if options.SIE_VIEW else 0
+    backbone = Backbone(
+        options.TRANSFORMER_TYPE,
+        img_size=tuple(cfg.INPUT.SIZE_TRAIN),
+        stride=tuple(options.STRIDE_SIZE),
+        drop_path=options.DROP_PATH,
+        dropout=options.DROP_OUT,
+        attention_dropout=options.ATT_DROP_RATE,
+        num_embeddings=max(cameras, 1) * max(views, 1) if cameras or views else 0,
+        embedding_factor=options.SIE_COE,
+    )
+    if options.FROZEN:
+        backbone.vit.requires_grad_(False)
+
+    dim = backbone.dim
+    rows, columns = backbone.grid
+    original = {"ori": dim * len(Modality)} if options.DIRECT else {f"ori_{m.key}": dim for m in Modality}
+    heads = {name: BNNeckHead(name, width, num_class, fused=False) for name, width in original.items()}
+    if options.USE_SDTPS:
+        heads["sdtps"] = BNNeckHead("sdtps", dim * len(Modality), num_class, fused=True)
+    if options.HDM:
+        heads["moe"] = BNNeckHead("moe", dim * len(SUBSETS), num_class, fused=True)
+
+    model = MultiModalReID(
+        backbone=backbone,
+        heads=heads,
+        pife=PIFE(dim) if options.GLOBAL_LOCAL else None,
+        sdtps=MultiModalSDTPS(
+            dim,
+            rows * columns,
+            sparse_ratio=options.SDTPS_SPARSE_RATIO,
+            aggr_ratio=options.SDTPS_AGGR_RATIO,
+            beta=options.SDTPS_BETA,
+            use_gumbel=options.SDTPS_USE_GUMBEL,
+            gumbel_tau=options.SDTPS_GUMBEL_TAU,
+        )
+        if options.USE_SDTPS
+        else None,
+        hdm=HDM(dim) if options.HDM else None,
+        atmoe=ATMoE(dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None,
+        num_views=views,
+        use_cameras=options.SIE_CAMERA,
+    )
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    logger.info(
+        "model %s: %s, %d x %d patches, heads %s, %.2f M trainable parameters",
+        options.NAME,
+        options.TRANSFORMER_TYPE,
+        rows,
+        columns,
+        ", ".join(heads),
+        trainable / 1e6,
+    )
+    return model

@@ -1,0 +1,95 @@
+"""The whole network: backbone, PIFE, SDTPS and/or HDM + ATMoE, heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from modeling.atmoe import ATMoE
+from modeling.backbone import Backbone
+from modeling.hdm import HDM
+from modeling.heads import BNNeckHead
+from modeling.pife import PIFE
+from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
+from structures import ModalBatch, Modality, ModelOutput, PerModality, Selection
+
+
+class MultiModalReID(nn.Module):
+    """DeMo, extended with SDTPS. Each part but the backbone and the heads may be absent.
+
+    Args:
+        backbone: shared by the three modalities.
+        heads: by name: `ori`, or `ori_rgb`, `ori_ni`, `ori_ti`; `sdtps`; `moe`.
+        pife: joins globals and patches.
+        sdtps: token selection, feeds the head `sdtps`.
+        hdm: decoupling, feeds the head `moe`.
+        atmoe: weighs what `hdm` gives.
+        num_views: how many views share one camera in the camera embedding; 0 without view embedding.
+        use_cameras: whether the camera embedding distinguishes cameras.
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone: Backbone,
+        heads: dict[str, BNNeckHead],
+        pife: PIFE | None = None,
+        sdtps: MultiModalSDTPS | None = None,
+        hdm: HDM | None = None,
+        atmoe: ATMoE | None = None,
+        num_views: int = 0,
+        use_cameras: bool = True,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.pife = pife
+        self.sdtps = sdtps
+        self.hdm = hdm
+        self.atmoe = atmoe
+        self.heads = nn.ModuleDict(heads)
+        self.num_views = num_views
+        self.use_cameras = use_cameras
+
+    def forward(self, batch: ModalBatch) -> ModelOutput:
+        """Encode B triples; the same path in training and evaluation."""
+        globals_, patches = self._encode(batch)
+        if self.pife is not None:
+            globals_ = self.pife(globals_, patches)
+
+        features = self._original_features(globals_)
+        selection = None
+        if self.sdtps is not None:
+            results: list[AggregatedTokens] = self.sdtps(patches, globals_)
+            features["sdtps"] = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
+            selection = Selection(
+                kept=PerModality(*(result.kept for result in results)),
+                scores=PerModality(*(result.scores.detach() for result in results)),
+                grid=self.backbone.grid,
+            )
+        if self.hdm is not None:
+            decoupled = self.hdm(globals_, patches)  # (B, 7, C)
+            features["moe"] = decoupled.flatten(1) if self.atmoe is None else self.atmoe(decoupled)
+
+        heads = tuple(self.heads[name](feature) for name, feature in features.items())
+        return ModelOutput(heads=heads, selection=selection)
+
+    def _encode(self, batch: ModalBatch) -> tuple[PerModality[Tensor], PerModality[Tensor]]:
+        """Globals (B, C) and patches (B, N, C) of each modality, from one call of the backbone."""
+        ids = self._embedding_ids(batch).repeat(len(Modality))
+        globals_, patches = self.backbone(torch.cat(batch.images), ids)  # (3B, C), (3B, N, C)
+        return (
+            PerModality(*globals_.chunk(len(Modality))),
+            PerModality(*patches.chunk(len(Modality))),
+        )
+
+    def _embedding_ids(self, batch: ModalBatch) -> Tensor:
+        """Row of the camera embedding for each sample: camera, view, or camera and view, (B,)."""
+        if not self.num_views:
+            return batch.camera_ids
+        return batch.scene_ids + (self.num_views * batch.camera_ids if self.use_cameras else 0)
+
+    def _original_features(self, globals_: PerModality[Tensor]) -> dict[str, Tensor]:
+        """The features of the heads that sit directly on the backbone, by head name."""
+        if "ori" in self.heads:
+            return {"ori": torch.cat(globals_, dim=1)}
+        return {f"ori_{m.key}": globals_.of(m) for m in Modality}

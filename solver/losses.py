@@ -1,0 +1,95 @@
+"""The training losses, each under its own name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from structures import ModelOutput
+
+
+def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | None) -> Tensor:
+    """Triplet loss with the farthest positive and the nearest negative of each anchor in the batch.
+
+    The anchor counts among its own positives, at a distance of almost zero: an identity with a single image
+    in the batch pushes its negatives away and pulls nothing. Computed in float32 even under autocast, because
+    squared distances of un-normalised features overflow or lose their differences in half precision.
+
+    Args:
+        features: (B, D), un-normalised.
+        person_ids: (B,) integers.
+        margin: max(0, d_ap - d_an + margin); None for the soft margin log(1 + exp(d_ap - d_an)).
+
+    Returns:
+        The mean over the B anchors, a scalar.
+    """
+    same_id = person_ids.unsqueeze(0) == person_ids.unsqueeze(1)  # (B, B)
+    if same_id.all():
+        raise ValueError("the triplet loss needs at least two identities in a batch; all samples share one")
+    with torch.autocast(features.device.type, enabled=False):
+        distances = _euclidean(features.float())
+        hardest_positive = distances.masked_fill(~same_id, -torch.inf).amax(dim=1)
+        hardest_negative = distances.masked_fill(same_id, torch.inf).amin(dim=1)
+        gap = hardest_positive - hardest_negative
+        return (F.softplus(gap) if margin is None else F.relu(gap + margin)).mean()
+
+
+def _euclidean(features: Tensor) -> Tensor:
+    """Distances between all rows: (B, D) to (B, B)."""
+    squared_norms = features.square().sum(dim=1)
+    squared = squared_norms.unsqueeze(0) + squared_norms.unsqueeze(1) - 2 * features @ features.T
+    # Rounding makes some squares of zero negative, and the root has no finite gradient at zero.
+    return squared.clamp(min=1e-12).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReIDLoss:
+    """Identity and triplet loss of every head.
+
+    Attributes:
+        id_weight: weight of the cross-entropy.
+        triplet_weight: weight of the triplet loss.
+        label_smoothing: share of the target that is spread evenly over all identities.
+        margin: of the triplet loss; None for the soft margin.
+        head_weights: further weight of a head's two losses, by the head's name; 1 for those not listed.
+    """
+
+    id_weight: float
+    triplet_weight: float
+    label_smoothing: float
+    margin: float | None
+    head_weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
+        """The weighted losses by name: two per head, and those that the model's parts computed themselves.
+
+        Args:
+            output: heads with logits (B, K) and features (B, D).
+            person_ids: (B,) labels in [0, K).
+
+        Returns:
+            Scalars under `<head>/id`, `<head>/triplet` and the names in `output.aux_losses`.
+        """
+        unknown = set(self.head_weights) - {head.name for head in output.heads}
+        if unknown:
+            raise ValueError(
+                f"loss weights for the heads {sorted(unknown)}, which the model does not have; "
+                f"choose from {[head.name for head in output.heads]}"
+            )
+        losses: dict[str, Tensor] = {}
+        for head in output.heads:
+            weight = self.head_weights.get(head.name, 1.0)
+            id_loss = F.cross_entropy(head.logits.float(), person_ids, label_smoothing=self.label_smoothing)
+            triplet_loss = batch_hard_triplet(head.features, person_ids, self.margin)
+            losses[f"{head.name}/id"] = weight * self.id_weight * id_loss
+            losses[f"{head.name}/triplet"] = weight * self.triplet_weight * triplet_loss
+        return losses | output.aux_losses
+
+
+def total(losses: Mapping[str, Tensor]) -> Tensor:
+    """The sum of the named losses: what the backward pass starts from."""
+    return torch.stack(list(losses.values())).sum()

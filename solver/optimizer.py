@@ -1,0 +1,80 @@
+"""Which parameter learns at which rate, and the optimiser that applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+BACKBONE_PREFIX = "backbone.vit."
+"""Parameters below this name are the backbone; the camera embedding beside it learns like a head."""
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    base_lr: float,
+    backbone_lr: float,
+    bias_lr_factor: float,
+    weight_decay: float,
+    weight_decay_bias: float,
+    large_fc_lr: bool,
+) -> list[dict[str, Any]]:
+    """Sort the trainable parameters into groups of one learning rate and weight decay each.
+
+    The backbone learns at `backbone_lr`, biases and all. Elsewhere weights learn at `base_lr`, biases at
+    `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at twice `base_lr`. Biases have a weight
+    decay of their own everywhere. Frozen parameters are left out.
+
+    Args:
+        model: its parameter names decide.
+        base_lr: rate outside the backbone.
+        backbone_lr: rate of the backbone.
+        bias_lr_factor: factor on the rate of biases outside the backbone.
+        weight_decay: of everything but biases.
+        weight_decay_bias: of biases.
+        large_fc_lr: twice the rate for classifiers.
+
+    Returns:
+        Groups with `name`, `params`, `lr` and `weight_decay`, in the order of their first parameter.
+        The name tells what is inside, for example `heads bias`, joined by ` + ` where kinds share a group.
+    """
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        is_bias = "bias" in name
+        if name.startswith(BACKBONE_PREFIX):
+            kind, lr = "backbone", backbone_lr
+        elif large_fc_lr and "classifier" in name:
+            kind, lr = "classifiers", 2 * base_lr
+        else:
+            kind, lr = "heads", base_lr * bias_lr_factor if is_bias else base_lr
+        kind = f"{kind} bias" if is_bias else kind
+        decay = weight_decay_bias if is_bias else weight_decay
+        new_group = {"name": kind, "params": [], "lr": lr, "weight_decay": decay}
+        group = groups.setdefault((lr, decay), new_group)
+        group["params"].append(parameter)
+        if kind not in group["name"].split(" + "):
+            group["name"] += f" + {kind}"
+    return list(groups.values())
+
+
+def build_optimizer(name: str, groups: list[dict[str, Any]], *, momentum: float) -> Optimizer:
+    """Make an optimiser for the groups of `parameter_groups`.
+
+    Args:
+        name: Adam, AdamW or SGD.
+        groups: each with its own `lr` and `weight_decay`.
+        momentum: for SGD only.
+    """
+    makers: dict[str, Callable[[], Optimizer]] = {
+        "Adam": lambda: Adam(groups),
+        "AdamW": lambda: AdamW(groups),
+        "SGD": lambda: SGD(groups, momentum=momentum),
+    }
+    if name not in makers:
+        raise ValueError(f"unknown optimizer {name!r}; choose from {sorted(makers)}")
+    return makers[name]()

@@ -1,0 +1,238 @@
+"""The words that every room of the project shares.
+
+Nothing here imports from another room; every other room may import from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import NamedTuple
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+RETURN_PATTERNS = {1: "original", 2: "fused", 3: "original + fused"}
+"""Which features make up the descriptor of a sample: DeMo's three return patterns."""
+
+
+class UserError(ValueError):
+    """Something that the user gave cannot be used; the message names it and says what to do.
+
+    The entry points print the message alone; any other exception is a defect and keeps its stack trace.
+    """
+
+
+class Modality(Enum):
+    """The three image types. The order of declaration is the order used everywhere."""
+
+    RGB = "RGB"
+    NI = "NI"
+    TI = "TI"
+
+    @property
+    def letter(self) -> str:
+        """The letter by which configurations name the modality: r, n or t."""
+        return self.value[0].lower()
+
+    @property
+    def key(self) -> str:
+        """The name used in parameter and loss names: rgb, ni or ti."""
+        return self.value.lower()
+
+
+class PerModality(NamedTuple, Generic[T]):
+    """One value for each modality, in the order of `Modality`."""
+
+    rgb: T
+    ni: T
+    ti: T
+
+    def map(self, function: Callable[[T], U]) -> PerModality[U]:
+        """Apply `function` to each of the three values."""
+        return PerModality(*(function(value) for value in self))
+
+    def of(self, modality: Modality) -> T:
+        """The value that belongs to `modality`."""
+        return tuple(self)[list(Modality).index(modality)]
+
+    @staticmethod
+    def build(function: Callable[[Modality], U]) -> PerModality[U]:
+        """Make one value for each modality."""
+        return PerModality(*(function(modality) for modality in Modality))
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """One triple on disk, as a data set reader yields it.
+
+    Attributes:
+        paths: the image file of each modality.
+        person_id: in training records a label in [0, number of identities), in test records the id on disk.
+        camera_id: from 0.
+        scene_id: from 0; 0 for data sets without scenes.
+        mask_path: an image that is white where the person is, if the data set has one.
+    """
+
+    paths: PerModality[Path]
+    person_id: int
+    camera_id: int
+    scene_id: int = 0
+    mask_path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The file name, which the three modalities share."""
+        return self.paths.rgb.name
+
+
+@dataclass(frozen=True)
+class ModalBatch:
+    """B triples, ready for the model.
+
+    Attributes:
+        images: normalised images, each (B, 3, H, W).
+        person_ids: (B,) integers.
+        camera_ids: (B,) integers.
+        scene_ids: (B,) integers.
+        names: B file names, for messages.
+        person_masks: (B, H, W), 1 where the person is, or None where no masks are on disk.
+    """
+
+    images: PerModality[Tensor]
+    person_ids: Tensor
+    camera_ids: Tensor
+    scene_ids: Tensor
+    names: tuple[str, ...] = ()
+    person_masks: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.person_ids.shape[0])
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor]) -> ModalBatch:
+        return replace(
+            self,
+            images=self.images.map(function),
+            person_ids=function(self.person_ids),
+            camera_ids=function(self.camera_ids),
+            scene_ids=function(self.scene_ids),
+            person_masks=None if self.person_masks is None else function(self.person_masks),
+        )
+
+    def to(self, device: torch.device) -> ModalBatch:
+        """The same batch on another device; the copy overlaps with computation where memory is pinned."""
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> ModalBatch:
+        """Called by torch's DataLoader when `pin_memory` is on."""
+        return self._map_tensors(lambda tensor: tensor.pin_memory())
+
+    def without(self, modalities: Sequence[Modality]) -> ModalBatch:
+        """The batch as seen when `modalities` are missing: their images are zeros after normalisation."""
+        images = PerModality.build(
+            lambda m: torch.zeros_like(self.images.of(m)) if m in modalities else self.images.of(m)
+        )
+        return replace(self, images=images)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What token selection decided, for reports and for the kept-patch precision.
+
+    Attributes:
+        kept: indices of the kept patches, each (B, K), in [0, N).
+        scores: one score per patch, each (B, N); larger is kept.
+        grid: rows and columns of the patches, N = rows * columns.
+    """
+
+    kept: PerModality[Tensor]
+    scores: PerModality[Tensor]
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """What one BNNeck head gives, in training and in evaluation alike.
+
+    Attributes:
+        name: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`.
+        logits: (B, number of identities).
+        features: (B, D), before the neck: for the triplet loss and, by default, for retrieval.
+        neck_features: (B, D), after the neck.
+        fused: whether the features come from a fusion part (return pattern 2) or from the backbone (1).
+    """
+
+    name: str
+    logits: Tensor
+    features: Tensor
+    neck_features: Tensor
+    fused: bool
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """All that one forward pass gives.
+
+    Attributes:
+        heads: the heads in a fixed order, those on the backbone's features first.
+        aux_losses: named losses that a part computed itself; added to the heads' losses.
+        selection: what SDTPS kept, or None without SDTPS.
+    """
+
+    heads: tuple[HeadOutput, ...]
+    aux_losses: dict[str, Tensor] = field(default_factory=dict)
+    selection: Selection | None = None
+
+    @property
+    def patterns(self) -> tuple[int, ...]:
+        """The return patterns that this model has: 1 alone without a fusion part."""
+        return tuple(RETURN_PATTERNS) if any(head.fused for head in self.heads) else (1,)
+
+    def embedding(self, pattern: int, *, after_neck: bool = False) -> Tensor:
+        """The descriptor of each sample, not normalised.
+
+        Args:
+            pattern: 1 original, 2 fused, 3 both. A model without a fusion part gives the original for all.
+            after_neck: take the features after the BNNeck instead of before.
+
+        Returns:
+            (B, D), where D depends on the pattern.
+        """
+        if pattern not in RETURN_PATTERNS:
+            raise ValueError(f"unknown return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
+        wanted = {1: (False,), 2: (True,), 3: (False, True)}[pattern if pattern in self.patterns else 1]
+        parts = [h.neck_features if after_neck else h.features for h in self.heads if h.fused in wanted]
+        return torch.cat(parts, dim=1)
+
+
+@dataclass(frozen=True)
+class RankingMetrics:
+    """The score of one ranking.
+
+    Attributes:
+        mean_ap: mean average precision, in [0, 1].
+        cmc: cmc[k - 1] is the share of queries with a right match among the first k, in [0, 1].
+        num_queries: queries that were scored.
+        num_skipped: queries without any right match in the gallery, which are not scored.
+    """
+
+    mean_ap: float
+    cmc: np.ndarray
+    num_queries: int
+    num_skipped: int = 0
+
+    def rank(self, k: int) -> float:
+        """CMC at rank k (from 1); beyond the gallery's size the last value holds."""
+        return float(self.cmc[min(k, len(self.cmc)) - 1])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for metrics.json, in percent."""
+        ranks = {f"rank_{k}": 100 * self.rank(k) for k in (1, 5, 10)}
+        return {"mAP": 100 * self.mean_ap, **ranks, "queries": self.num_queries, "skipped": self.num_skipped}

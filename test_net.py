@@ -1,0 +1,59 @@
+"""Evaluate a trained model: `python test_net.py --config_file F TEST.WEIGHT runs/…/best.pth`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from config import ConfigError, load_config
+from datasets.build import build_data
+from engine.build import make_device, missing_modalities
+from engine.checkpoint import save_json
+from engine.evaluate import evaluate, result_table
+from engine.setup import add_config_arguments, describe_software, run_command, seed_everything, setup_log
+from evaluation.build import make_evaluator
+from modeling.flops import measure_cost
+from modeling.make_model import make_model
+from modeling.weights import load_model
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the configuration and the weights, evaluate, and report the result and the cost."""
+    parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
+    add_config_arguments(parser, default="the defaults alone")
+    parser.add_argument("--metrics", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    args = parser.parse_intermixed_args(argv)
+
+    cfg = load_config(args.config_file, args.settings)
+    if not cfg.TEST.WEIGHT:
+        raise ConfigError(
+            "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
+        )
+    setup_log()
+    device = make_device(cfg)
+    logger.info("%s, device %s", describe_software(), device)
+    seed_everything(cfg.SOLVER.SEED)
+
+    data = build_data(cfg)
+    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+    load_model(model, cfg.TEST.WEIGHT)
+    model.to(device)
+
+    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
+    missing = missing_modalities(cfg)
+    if missing:
+        logger.info("missing in this evaluation: %s", ", ".join(modality.value for modality in missing))
+    result = evaluate(model, loader=data.test_loader, evaluator=evaluator, device=device, missing=missing)
+    cost = measure_cost(model)
+    logger.info("result of %s\n%s", cfg.TEST.WEIGHT, result_table(result))
+    logger.info("cost\n%s", cost.table())
+    if args.metrics is not None:
+        save_json(args.metrics, {"result": result.as_dict(), "cost": cost.as_dict()})
+
+
+if __name__ == "__main__":
+    run_command(main)

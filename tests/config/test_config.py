@@ -1,0 +1,162 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config import ConfigError, get_cfg, load_config, save_config
+from config.validate import NO_EFFECT, NOT_IMPLEMENTED, flatten
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIG_FILES = sorted((ROOT / "configs").rglob("*.yml"))
+
+
+def test_get_cfg_returns_a_copy() -> None:
+    first = get_cfg()
+    first.MODEL.HEAD = 99
+    assert get_cfg().MODEL.HEAD == 4
+
+
+def test_command_line_overrides_the_file_which_overrides_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "some.yml"
+    file.write_text("MODEL:\n  HEAD: 2\nSOLVER:\n  BASE_LR: 5e-6\n  SEED: 7\n")
+    cfg = load_config(file, ["SOLVER.SEED", "8"])
+    assert (cfg.MODEL.HEAD, cfg.SOLVER.BASE_LR, cfg.SOLVER.SEED, cfg.SOLVER.MAX_EPOCHS) == (2, 5e-6, 8, 50)
+    assert cfg.is_frozen()
+
+
+def test_saved_configuration_loads_to_the_same_settings(tmp_path: Path) -> None:
+    cfg = load_config(ROOT / "configs/Synthetic/DeMo_SDTPS.yml", ["MODEL.SDTPS_USE_GUMBEL", "True"])
+    save_config(cfg, tmp_path / "config.yml")
+    assert load_config(tmp_path / "config.yml") == cfg
+
+
+@pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: str(file.relative_to(ROOT / "configs")))
+def test_shipped_files_load_and_hold_only_differences(file: Path) -> None:
+    load_config(file)
+    defaults = dict(flatten(get_cfg()))
+    repeated = [key for key, value in flatten(yaml.safe_load(file.read_text())) if defaults[key] == value]
+    assert not repeated, f"{file} repeats defaults: {repeated}"
+
+
+def test_shipped_variants() -> None:
+    parts = ("GLOBAL_LOCAL", "HDM", "ATM", "USE_SDTPS", "SDTPS_USE_GUMBEL")
+    expected = {
+        "Baseline": (False, False, False, False, False),
+        "DeMo": (True, True, True, False, False),
+        "DeMo_SDTPS": (True, False, False, True, False),
+    }
+    for folder in ("RGBNT201", "Synthetic"):
+        for name, switches in expected.items():
+            model = load_config(ROOT / f"configs/{folder}/{name}.yml").MODEL
+            assert tuple(model[part] for part in parts) == switches
+
+
+def test_demo_files_of_other_people_load(tmp_path: Path) -> None:
+    file = tmp_path / "DeMo.yml"
+    file.write_text(
+        "MODEL:\n  PROMPT: False\n  ADAPTER: False\n  STRIDE_SIZE: [ 16, 16 ]\n  DEVICE_ID: ('0')\n"
+        "  SIE_COE: 1.0\n  IF_LABELSMOOTH: 'on'\n  NO_MARGIN: True\n"
+        "DATASETS:\n  NAMES: ('RGBNT201')\n  ROOT_DIR: '..'\n"
+        "SOLVER:\n  BASE_LR: 0.00035\n  STEPS: [30, 50]\n  BIAS_LR_FACTOR: 2\n"
+        "TEST:\n  MISS: 'None'\n  FEAT_NORM: 'yes'\n"
+    )
+    cfg = load_config(file, ["OUTPUT_DIR", "out"])
+    assert (cfg.DATASETS.NAMES, cfg.MODEL.DEVICE_ID) == ("RGBNT201", "0")
+    assert cfg.TEST.MISS == "nothing"
+    assert cfg.SOLVER.BIAS_LR_FACTOR == 2.0
+
+
+REFUSED = {
+    "unknown key": (["MODEL.USE_SDTP", "True"], ["MODEL.USE_SDTP", "MODEL.USE_SDTPS"]),
+    "key in the wrong section": (["MODEL.BASE_LR", "1"], ["SOLVER.BASE_LR"]),
+    "key without section": (["SEED", "1"], ["SOLVER.SEED"]),
+    "lower case": (["model.head", "2"], ["MODEL.HEAD"]),
+    "nothing near": (["QQQQ.ZZZZ", "2"], ["MODEL"]),
+    "value missing": (["MODEL.HEAD"], ["MODEL.HEAD", "KEY VALUE"]),
+    "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "int", "many"]),
+    "fraction for a whole number": (["SOLVER.MAX_EPOCHS", "1.5"], ["SOLVER.MAX_EPOCHS"]),
+    "number for a switch": (["MODEL.HDM", "1"], ["MODEL.HDM", "bool"]),
+    "number for a list": (["INPUT.SIZE_TRAIN", "256"], ["INPUT.SIZE_TRAIN", "list"]),
+    "a section": (["MODEL", "1"], ["MODEL"]),
+    "ATM without HDM": (["MODEL.ATM", "True"], ["MODEL.ATM", "MODEL.HDM"]),
+    "sparse ratio 0": (["MODEL.SDTPS_SPARSE_RATIO", "0.0"], ["SDTPS_SPARSE_RATIO", "above 0"]),
+    "sparse ratio above 1": (["MODEL.SDTPS_SPARSE_RATIO", "1.1"], ["SDTPS_SPARSE_RATIO", "1.1"]),
+    "ratio that is no number": (["MODEL.SDTPS_SPARSE_RATIO", "nan"], ["SDTPS_SPARSE_RATIO"]),
+    "Gumbel without SDTPS": (["MODEL.SDTPS_USE_GUMBEL", "True"], ["SDTPS_USE_GUMBEL", "USE_SDTPS"]),
+    "image below a patch": (
+        ["INPUT.SIZE_TRAIN", "[8, 8]", "INPUT.SIZE_TEST", "[8, 8]"],
+        ["INPUT.SIZE_TRAIN", "patch"],
+    ),
+    "stride above the patch": (["MODEL.STRIDE_SIZE", "[32, 32]"], ["STRIDE_SIZE", "16"]),
+    "sizes differ": (["INPUT.SIZE_TEST", "[128, 64]"], ["SIZE_TRAIN", "SIZE_TEST"]),
+    "size with one number": (["INPUT.SIZE_TRAIN", "[256]"], ["INPUT.SIZE_TRAIN", "two"]),
+    "batch not divisible": (["SOLVER.IMS_PER_BATCH", "60"], ["IMS_PER_BATCH", "NUM_INSTANCE"]),
+    "one identity per batch": (["SOLVER.IMS_PER_BATCH", "8"], ["IMS_PER_BATCH", "identities"]),
+    "warm-up too long": (["SOLVER.WARMUP_ITERS", "50"], ["WARMUP_ITERS", "MAX_EPOCHS"]),
+    "unknown choice": (["SOLVER.OPTIMIZER_NAME", "Lion"], ["OPTIMIZER_NAME", "AdamW", "Lion"]),
+    "unknown missing modality": (["TEST.MISS", "x"], ["TEST.MISS", "rn"]),
+    "prompt tuning": (["MODEL.PROMPT", "True"], ["MODEL.PROMPT", "not implemented"]),
+    "negative learning rate": (["SOLVER.BASE_LR", "-1.0"], ["SOLVER.BASE_LR", "above 0"]),
+    "empty output": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
+}
+
+
+@pytest.mark.parametrize(("overrides", "mentions"), REFUSED.values(), ids=REFUSED.keys())
+def test_bad_settings_are_refused_in_one_sentence(overrides: list[str], mentions: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    for text in mentions:
+        assert text in message
+
+
+@pytest.mark.parametrize("key", NOT_IMPLEMENTED)
+def test_parts_that_are_not_implemented_are_refused_when_turned_on(key: str) -> None:
+    off = NOT_IMPLEMENTED[key][0]
+    with pytest.raises(ConfigError, match=key):
+        load_config(None, [key, "True" if off is False else "something"])
+
+
+def test_settings_without_effect_are_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    load_config(None, ["SOLVER.GAMMA", "0.5"])
+    assert "SOLVER.GAMMA" in caplog.text
+
+
+BAD_FILES = {
+    "not YAML": ("MODEL: [", "not valid YAML"),
+    "a list": ("- 1", "sections"),
+    "a value for a section": ("MODEL: 3", "MODEL"),
+    "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD.X"),
+}
+
+
+@pytest.mark.parametrize(("text", "mention"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_bad_files_are_refused_with_their_name(text: str, mention: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert "bad.yml" in str(caught.value)
+    assert mention in str(caught.value)
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yml does not exist"):
+        load_config(tmp_path / "nowhere.yml")
+
+
+def test_yaml_reads_unquoted_yes_and_off_as_booleans_and_we_take_them_back(tmp_path: Path) -> None:
+    file = tmp_path / "some.yml"
+    file.write_text("TEST:\n  FEAT_NORM: no\nMODEL:\n  IF_LABELSMOOTH: off\n")
+    cfg = load_config(file)
+    assert (cfg.TEST.FEAT_NORM, cfg.MODEL.IF_LABELSMOOTH) == ("no", "off")
+
+
+def test_every_key_is_read_somewhere() -> None:
+    """A setting that is read, or none: each key occurs as an attribute in code that reads cfg."""
+    readers = [*ROOT.glob("*.py"), *ROOT.glob("*/build.py"), ROOT / "modeling/make_model.py"]
+    code = "\n".join(path.read_text() for path in readers)
+    for key, _ in flatten(get_cfg()):
+        if key not in NO_EFFECT and key not in NOT_IMPLEMENTED:
+            assert f".{key.rpartition('.')[2]}" in code, f"{key} is never read"

@@ -1,0 +1,204 @@
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from yacs.config import CfgNode
+
+from config.defaults import get_cfg
+from datasets import build
+from datasets.build import DataBundle, build_data
+from datasets.dataset import DatasetError, Splits
+from structures import ImageRecord, ModalBatch, Modality, PerModality
+
+TRAIN_IDS, TEST_IDS = (3, 5, 8, 13), (1, 2, 4)
+
+
+def draw_dataset(folder: Path, *, masks: bool = False) -> Path:
+    """4 training and 3 test identities with 2 cameras × 2 triples of noise each, in RGBNT201's layout."""
+    rng = np.random.default_rng(0)
+    for split, ids in (("train_171", TRAIN_IDS), ("test", TEST_IDS)):
+        for name in [m.value for m in Modality] + ["MASK"] * masks:
+            (folder / split / name).mkdir(parents=True)
+            for stem in (f"{i:06d}_cam{camera}_0_{n:02d}" for i in ids for camera in (1, 2) for n in (0, 1)):
+                pixels = rng.integers(0, 256, (16, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / split / name / f"{stem}.png")
+    return folder
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> CfgNode:
+    """The defaults, made small."""
+    small = get_cfg()
+    small.DATASETS.ROOT_DIR = str(tmp_path)
+    small.DATALOADER.NUM_WORKERS = 0
+    small.DATALOADER.NUM_INSTANCE = 3  # of 4 images: one is left out, so that epochs differ
+    small.SOLVER.IMS_PER_BATCH = 6
+    small.TEST.IMS_PER_BATCH = 5
+    small.INPUT.SIZE_TRAIN = [16, 8]
+    small.INPUT.SIZE_TEST = [16, 8]
+    small.INPUT.PADDING = 2
+    return small
+
+
+@pytest.fixture
+def rgbnt201(tmp_path: Path) -> Path:
+    return draw_dataset(tmp_path / "RGBNT201", masks=True)
+
+
+def two_epochs(data: DataBundle) -> list[ModalBatch]:
+    batches = []
+    for epoch in range(2):
+        data.sampler.set_epoch(epoch)
+        batches += list(data.train_loader)
+        batches += list(data.test_loader)
+    return batches
+
+
+@pytest.mark.usefixtures("rgbnt201")
+def test_bundle_of_rgbnt201(cfg: CfgNode, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        data = build_data(cfg)
+
+    assert (data.num_classes, data.num_cameras, data.num_views) == (4, 2, 0)
+    table = [line.split() for line in caplog.text.splitlines()]
+    assert ["train", "4", "16", "2"] in table
+    assert ["gallery", "3", "12", "2"] in table
+
+    train = list(data.train_loader)
+    assert len(train) == len(data.train_loader) == len(data.sampler) / 6 == 2
+    for batch in train:
+        assert {images.shape for images in batch.images} == {(6, 3, 16, 8)}
+        ids, counts = batch.person_ids.unique(return_counts=True)
+        assert counts.tolist() == [3, 3]
+        assert set(ids.tolist()) <= {0, 1, 2, 3}
+        assert [TRAIN_IDS[i] for i in batch.person_ids] == [int(name[:6]) for name in batch.names]
+        assert batch.person_masks is None
+
+    test = list(data.test_loader)
+    assert [len(batch) for batch in test] == [5, 5, 2]
+    names = [name for batch in test for name in batch.names]
+    assert names == sorted(names)
+    assert len(set(names)) == 12
+    assert torch.cat([batch.person_ids for batch in test]).tolist() == [1] * 4 + [2] * 4 + [4] * 4
+    assert torch.cat([batch.camera_ids for batch in test]).tolist() == [0, 0, 1, 1] * 3
+    assert data.query_rows.tolist() == data.gallery_rows.tolist() == list(range(12))
+    assert test[2].person_masks is not None
+    assert test[2].person_masks.shape == (2, 16, 8)
+
+
+@pytest.mark.usefixtures("rgbnt201")
+def test_workers_change_neither_batches_nor_the_global_random_state(cfg: CfgNode) -> None:
+    state = torch.get_rng_state()
+    reference = two_epochs(build_data(cfg))
+    assert torch.equal(torch.get_rng_state(), state)
+
+    cfg.DATALOADER.NUM_WORKERS = 2
+    torch.manual_seed(4321)
+    state = torch.get_rng_state()
+    batches = two_epochs(build_data(cfg))
+    assert torch.equal(torch.get_rng_state(), state)
+
+    assert len(batches) == len(reference) == 2 * (2 + 3)
+    for batch, other in zip(batches, reference, strict=True):
+        assert batch.names == other.names
+        assert all(torch.equal(a, b) for a, b in zip(batch.images, other.images, strict=True))
+        assert torch.equal(batch.person_ids, other.person_ids)
+    assert reference[0].names != reference[5].names, "epochs differ"
+    assert torch.equal(reference[2].images.ti, reference[7].images.ti), "test images do not"
+
+
+@pytest.mark.usefixtures("rgbnt201")
+def test_the_seed_of_the_configuration_decides_order_and_augmentation(cfg: CfgNode) -> None:
+    first = build_data(cfg)
+    cfg.SOLVER.SEED += 1
+    second = build_data(cfg)
+    assert [key.index for key in first.sampler] != [key.index for key in second.sampler]
+    assert not torch.equal(
+        first.train_loader.dataset[0].images.rgb, second.train_loader.dataset[0].images.rgb
+    )
+
+
+@pytest.mark.usefixtures("rgbnt201")
+def test_input_keys_reach_the_transforms(cfg: CfgNode) -> None:
+    cfg.INPUT.PROB = 1.0
+    cfg.INPUT.PADDING = 0
+    cfg.INPUT.RE_PROB = 0.0
+    cfg.INPUT.PIXEL_MEAN = [0.0, 0.0, 0.0]
+    cfg.INPUT.PIXEL_STD = [1.0, 0.5, 1.0]
+    cfg.INPUT.SIZE_TEST = [32, 4]
+    data = build_data(cfg)
+    sample = data.train_loader.dataset[0]
+    pixels = np.asarray(Image.open(sample.record.paths.ni), dtype=np.float32)[:, ::-1] / 255
+    torch.testing.assert_close(sample.images.ni[0], torch.from_numpy(pixels[..., 0].copy()))
+    torch.testing.assert_close(sample.images.ni[1], torch.from_numpy(2 * pixels[..., 1]))
+    assert data.test_loader.dataset[0].images.rgb.shape == (3, 32, 4)
+
+
+@pytest.mark.usefixtures("rgbnt201")
+@pytest.mark.parametrize("shared", [True, False])
+def test_shared_augment_reaches_the_transform(cfg: CfgNode, rgbnt201: Path, shared: bool) -> None:
+    for path in rgbnt201.glob("train_171/*/*.png"):
+        Image.new("RGB", (8, 16), "white").save(path)
+    cfg.INPUT.SHARED_AUGMENT = shared
+    cfg.INPUT.RE_PROB = 0.0
+    (batch, _) = build_data(cfg).train_loader
+    assert torch.equal(batch.images.rgb, batch.images.ti) is shared
+
+
+def test_each_distinct_test_image_is_encoded_once(
+    cfg: CfgNode, rgbnt201: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = build.READERS["RGBNT201"](rgbnt201.parent)
+    query, gallery = splits.query[4:7], splits.gallery[::-1][2:10]  # rows 4, 5, 6 and rows 9 down to 2
+    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: Splits(splits.train, query, gallery))
+    data = build_data(cfg)
+    names = [name for batch in data.test_loader for name in batch.names]
+    assert len(names) == len(set(names)) == 8
+    assert [names[row] for row in data.query_rows] == [record.name for record in query]
+    assert [names[row] for row in data.gallery_rows] == [record.name for record in gallery]
+
+
+def test_scenes_and_cameras_are_counted_in_the_training_split(
+    cfg: CfgNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(person: int, camera: int, scene: int) -> ImageRecord:
+        return ImageRecord(
+            PerModality.build(lambda m: Path(f"{person}_{camera}_{m.value}")), person, camera, scene
+        )
+
+    train = tuple(record(person, camera, scene) for person in range(3) for camera, scene in ((0, 2), (4, 1)))
+    test = (record(7, 8, 9),)
+    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: Splits(train, test, test))
+    data = build_data(cfg)
+    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 5, 3)
+
+
+def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
+    cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def draw(root: Path, *, seed: int = 0) -> Path:
+        calls.append((root, seed))
+        return draw_dataset(root / "Synthetic")
+
+    monkeypatch.setattr(build, "ensure_synthetic", draw)
+    cfg.DATASETS.NAMES = "Synthetic"
+    data = build_data(cfg)
+    assert calls == [(tmp_path, 0)]
+    assert data.num_classes == 4
+    assert next(iter(data.test_loader)).person_masks is None
+
+
+def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:
+    cfg.DATASETS.NAMES = "Market1501"
+    with pytest.raises(ValueError, match=r"unknown data set 'Market1501'.*\['RGBNT201', 'Synthetic'\]"):
+        build_data(cfg)
+
+
+def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=f"no folder {tmp_path / 'RGBNT201'}: put .* DATASETS.ROOT_DIR"):
+        build_data(cfg)

@@ -1,0 +1,195 @@
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from datasets.dataset import DatasetError, MultiModalDataset, Sample, SampleKey, collate
+from structures import ImageRecord, Modality, PerModality
+
+SIZE = (12, 8)
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+
+
+def add_noise(images: PerModality[Image.Image]) -> PerModality[Tensor]:
+    """Stands for an augmentation: draws from torch's global generator."""
+    return images.map(lambda image: to_tensor(image) + torch.randn(3, *SIZE))
+
+
+def to_mask(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).float() / 255
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> list[ImageRecord]:
+    """Four triples of one colour each; image i of modality m has the value 10 i + m."""
+    result = []
+    for i in range(4):
+        paths = PerModality.build(lambda m, i=i: tmp_path / f"{m.value}_{i}.png")  # type: ignore[misc]
+        for m, path in enumerate(paths):
+            Image.new("RGB", SIZE[::-1], (10 * i + m,) * 3).save(path)
+        mask_path = tmp_path / f"mask_{i}.png"
+        Image.new("L", SIZE[::-1], 51 * i).save(mask_path)
+        result.append(ImageRecord(paths, person_id=i // 2, camera_id=i % 2, scene_id=i, mask_path=mask_path))
+    return result
+
+
+def same(first: Sample, second: Sample) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first.images, second.images, strict=True))
+
+
+def test_augmentation_depends_on_seed_and_key_alone(records: list[ImageRecord]) -> None:
+    dataset = MultiModalDataset(records, add_noise, seed=5)
+    key = SampleKey(index=1, epoch=2, draw=0)
+    sample = dataset[key]
+    torch.manual_seed(99)
+    dataset[0]
+    assert same(dataset[key], sample)
+    assert same(MultiModalDataset(records, add_noise, seed=5)[key], sample)
+    assert not same(MultiModalDataset(records, add_noise, seed=6)[key], sample)
+    assert not same(dataset[replace(key, epoch=3)], sample)
+    assert not same(dataset[replace(key, draw=1)], sample)
+
+
+def test_noise_differs_between_images_and_between_modalities(records: list[ImageRecord]) -> None:
+    dataset = MultiModalDataset([records[0], records[0]], add_noise)
+    first, second = dataset[SampleKey(0, epoch=1)], dataset[SampleKey(1, epoch=0)]
+    assert not same(first, second)
+    assert not torch.equal(first.images.rgb.round(), first.images.ni.round() - 1)
+
+
+def test_plain_index_is_the_first_draw_of_epoch_0(records: list[ImageRecord]) -> None:
+    dataset = MultiModalDataset(records, add_noise)
+    assert len(dataset) == 4
+    assert same(dataset[3], dataset[SampleKey(3, epoch=0, draw=0)])
+
+
+def test_global_random_states_stay_as_they_were(
+    records: list[ImageRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> None:
+        raise AssertionError("the generators of the GPU were reseeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    torch_state, python_state = torch.get_rng_state(), random.getstate()
+    np.random.seed(1)
+    expected = np.random.rand()
+    np.random.seed(1)
+    MultiModalDataset(records, add_noise)[SampleKey(0, epoch=4)]
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert random.getstate() == python_state
+    assert np.random.rand() == expected
+
+
+def test_failing_augmentation_restores_the_random_state_too(records: list[ImageRecord]) -> None:
+    def fail(_: PerModality[Image.Image]) -> PerModality[Tensor]:
+        torch.rand(1)
+        raise RuntimeError
+
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError):
+        MultiModalDataset(records, fail)[0]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_images_reach_their_modality_as_rgb(records: list[ImageRecord]) -> None:
+    Image.new("L", SIZE[::-1], 200).save(records[2].paths.ti)  # grey on disk
+    sample = MultiModalDataset(records, lambda images: images.map(to_tensor))[2]
+    assert [tensor.unique().tolist() for tensor in sample.images] == [[20], [21], [200]]
+    assert {tensor.shape for tensor in sample.images} == {(3, *SIZE)}
+
+
+def test_masks_are_read_on_demand(records: list[ImageRecord]) -> None:
+    without = MultiModalDataset(records, add_noise)[1]
+    with_mask = MultiModalDataset(records, add_noise, mask_transform=to_mask)[1]
+    assert without.person_mask is None
+    assert with_mask.person_mask is not None
+    assert torch.equal(with_mask.person_mask, torch.full(SIZE, 0.2))
+    bare = MultiModalDataset([replace(records[1], mask_path=None)], add_noise, mask_transform=to_mask)
+    assert bare[0].person_mask is None
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "absent"])
+@pytest.mark.parametrize("ending", ["jpg", "png"])
+@pytest.mark.parametrize("modality", list(Modality))
+def test_unreadable_image_is_one_error_that_names_it(
+    records: list[ImageRecord], damage: str, ending: str, modality: Modality, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = records[0]
+    broken = record.paths.of(modality).with_suffix(f".{ending}")
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(broken)
+    if damage == "truncated":
+        broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
+    elif damage == "text":
+        broken.write_text("not an image")
+    else:
+        broken.unlink()
+    paths = PerModality.build(lambda m: broken if m is modality else record.paths.of(m))
+    opened: list[Path] = []
+    really_open = Image.open
+
+    def open_and_note(path: Path) -> Image.Image:
+        opened.append(path)
+        return really_open(path)
+
+    monkeypatch.setattr(Image, "open", open_and_note)
+
+    with pytest.raises(DatasetError) as caught:
+        MultiModalDataset([replace(record, paths=paths)], add_noise)[0]
+
+    assert f"the {modality.value} image {broken}" in str(caught.value)
+    assert opened.count(broken) == 1, "it must not be tried again"
+
+
+def test_unreadable_mask_is_an_error(records: list[ImageRecord], tmp_path: Path) -> None:
+    record = replace(records[0], mask_path=tmp_path / "absent.png")
+    with pytest.raises(DatasetError, match=r"mask image .*absent\.png"):
+        MultiModalDataset([record], add_noise, mask_transform=to_mask)[0]
+
+
+def test_error_in_a_worker_keeps_its_type_and_message(records: list[ImageRecord]) -> None:
+    records[3].paths.ni.write_text("not an image")
+    loader = DataLoader(MultiModalDataset(records, add_noise), num_workers=1, collate_fn=collate)
+    with pytest.raises(DatasetError, match=r"NI_3\.png"):
+        list(loader)
+
+
+def test_collate_stacks_in_order(records: list[ImageRecord]) -> None:
+    dataset = MultiModalDataset(records, lambda images: images.map(to_tensor), mask_transform=to_mask)
+    batch = collate([dataset[i] for i in (3, 0, 2)])
+    assert len(batch) == 3
+    assert batch.images.map(lambda t: t[:, 0, 0, 0].tolist()) == ([30, 0, 20], [31, 1, 21], [32, 2, 22])
+    assert {images.shape for images in batch.images} == {(3, 3, *SIZE)}
+    assert batch.person_ids.tolist() == [1, 0, 1]
+    assert batch.camera_ids.tolist() == [1, 0, 0]
+    assert batch.scene_ids.tolist() == [3, 0, 2]
+    assert batch.person_ids.dtype == batch.camera_ids.dtype == batch.scene_ids.dtype == torch.int64
+    assert batch.names == ("RGB_3.png", "RGB_0.png", "RGB_2.png")
+    assert batch.person_masks is not None
+    torch.testing.assert_close(batch.person_masks[:, 5, 5], torch.tensor([0.6, 0.0, 0.4]))
+
+
+def test_collate_without_masks(records: list[ImageRecord]) -> None:
+    dataset = MultiModalDataset(records, add_noise)
+    assert collate([dataset[0], dataset[1]]).person_masks is None
+
+
+def test_keys_reach_the_data_set_through_a_loader(records: list[ImageRecord]) -> None:
+    class Keys(torch.utils.data.Sampler[SampleKey]):
+        def __iter__(self) -> Iterator[SampleKey]:
+            return iter([SampleKey(2, epoch=7, draw=1), SampleKey(0, epoch=7)])
+
+    dataset = MultiModalDataset(records, add_noise)
+    (batch,) = DataLoader(dataset, batch_size=2, sampler=Keys(), collate_fn=collate)
+    assert torch.equal(batch.images.ti[0], dataset[SampleKey(2, 7, 1)].images.ti)
+    assert torch.equal(batch.images.ti[1], dataset[SampleKey(0, 7, 0)].images.ti)

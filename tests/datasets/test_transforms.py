@@ -1,0 +1,137 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from datasets import transforms
+from structures import PerModality
+
+HALF = {"mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def noise_image(height: int, width: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def grey_images(value: int, *sizes: tuple[int, int]) -> PerModality[Image.Image]:
+    return PerModality(*(Image.new("RGB", (width, height), (value,) * 3) for height, width in sizes))
+
+
+def train_transform(**changes: Any) -> transforms.TrainTransform:
+    """A transform that only resizes and normalises, apart from `changes`."""
+    plain: dict[str, Any] = {"size": (24, 12), "flip_prob": 0, "padding": 0, "erase_prob": 0, "shared": False}
+    return transforms.TrainTransform(**(plain | HALF | changes))
+
+
+def expected(image: Image.Image, size: tuple[int, int], method: Image.Resampling) -> Tensor:
+    """What Pillow gives, scaled from [0, 255] to [-1, 1]."""
+    pixels = np.asarray(image.resize(size[::-1], method), dtype=np.float32)
+    return torch.from_numpy(pixels / 127.5 - 1).permute(2, 0, 1)
+
+
+def test_test_transform_is_bilinear_resize_and_normalisation() -> None:
+    images = PerModality(noise_image(50, 30, 0), noise_image(24, 12, 1), noise_image(10, 10, 2))
+    result = transforms.TestTransform(size=(24, 12), **HALF)(images)
+    for image, tensor in zip(images, result, strict=True):
+        assert type(tensor) is Tensor
+        torch.testing.assert_close(tensor, expected(image, (24, 12), Image.Resampling.BILINEAR))
+
+
+def test_each_channel_has_its_own_mean_and_std() -> None:
+    images = PerModality(*[Image.new("RGB", (4, 4), (255, 51, 0))] * 3)
+    result = transforms.TestTransform(size=(4, 4), mean=[0.5, 0.1, 0.3], std=[0.25, 0.5, 0.1])(images)
+    torch.testing.assert_close(result.ni[:, 0, 0], torch.tensor([2.0, 0.2, -3.0]))
+
+
+def test_mask_is_resized_like_the_images_to_the_unit_range() -> None:
+    grey = noise_image(48, 24).convert("L")
+    mask = transforms.TestTransform(size=(24, 12), **HALF).mask(grey)
+    pixels = np.asarray(grey.resize((12, 24), Image.Resampling.BILINEAR), dtype=np.float32)
+    assert type(mask) is Tensor
+    torch.testing.assert_close(mask, torch.from_numpy(pixels / 255))
+
+
+def test_train_transform_resizes_bicubically_and_flips() -> None:
+    images = PerModality(noise_image(50, 30, 0), noise_image(24, 12, 1), noise_image(10, 10, 2))
+    straight = train_transform()(images)
+    flipped = train_transform(flip_prob=1)(images)
+    for image, tensor, mirror in zip(images, straight, flipped, strict=True):
+        assert type(tensor) is Tensor
+        torch.testing.assert_close(tensor, expected(image, (24, 12), Image.Resampling.BICUBIC))
+        torch.testing.assert_close(mirror, tensor.flip(2))
+
+
+def test_crop_pads_with_black_and_reaches_every_offset() -> None:
+    torch.manual_seed(0)
+    transform = train_transform(padding=2)
+    images = PerModality(*[noise_image(24, 12)] * 3)
+    padded = torch.nn.functional.pad(train_transform()(images).rgb, (2, 2, 2, 2), value=-1)
+    seen = set()
+    for _ in range(300):
+        crop = transform(images).rgb
+        places = [
+            (y, x) for y in range(5) for x in range(5) if torch.equal(crop, padded[:, y : y + 24, x : x + 12])
+        ]
+        assert len(places) == 1
+        seen.update(places)
+    assert len(seen) == 25
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_flip_and_crop_are_shared_on_demand(shared: bool) -> None:
+    torch.manual_seed(0)
+    transform = train_transform(flip_prob=0.5, padding=3, shared=shared)
+    images = PerModality(*[noise_image(24, 12)] * 3)
+    results = [transform(images) for _ in range(50)]
+    agreeing = sum(torch.equal(r.rgb, r.ni) and torch.equal(r.rgb, r.ti) for r in results)
+    assert agreeing == 50 if shared else agreeing < 5
+    assert not all(torch.equal(r.rgb, results[0].rgb) for r in results)
+
+
+def test_shared_crop_corresponds_for_images_of_different_sizes() -> None:
+    torch.manual_seed(0)
+    transform = train_transform(padding=3, shared=True)
+    for _ in range(20):
+        result = transform(grey_images(255, (48, 24), (24, 12), (30, 40)))
+        assert torch.equal(result.rgb, result.ni)
+        assert torch.equal(result.rgb, result.ti)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_erasing_puts_noise_in_a_rectangle_of_each_modality(shared: bool) -> None:
+    torch.manual_seed(0)
+    height, width = 64, 32
+    transform = train_transform(size=(height, width), erase_prob=1, shared=shared)
+    images = grey_images(255, *[(height, width)] * 3)
+    shares, aspects, noise = [], [], []
+    for _ in range(150):
+        result = transform(images)
+        masks = result.map(lambda tensor: (tensor != 1).all(dim=0))
+        assert not torch.equal(masks.rgb, masks.ni)
+        assert not torch.equal(masks.rgb, masks.ti)
+        image, erased = result.ti, masks.ti
+        rows, columns = erased.any(dim=1).sum().item(), erased.any(dim=0).sum().item()
+        assert erased.sum() == rows * columns, "not a rectangle"
+        shares.append(rows * columns / (height * width))
+        aspects.append(rows / columns)
+        noise.append(image[:, erased].flatten())
+    assert 0.015 < min(shares) < 0.06
+    assert 0.25 < max(shares) < 0.35
+    assert 0.25 < min(aspects) < 0.5
+    assert 2 < max(aspects) < 3.8
+    values = torch.cat(noise)
+    assert abs(values.mean()) < 0.02
+    assert abs(values.std() - 1) < 0.02
+    assert noise[0].unique().numel() > 0.9 * noise[0].numel(), "each pixel and channel has its own noise"
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3])
+def test_erasing_happens_with_its_probability(probability: float) -> None:
+    torch.manual_seed(0)
+    transform = train_transform(erase_prob=probability)
+    images = grey_images(255, *[(24, 12)] * 3)
+    erased = [bool((tensor != 1).any()) for _ in range(200) for tensor in transform(images)]
+    assert np.mean(erased) == pytest.approx(probability, abs=0.07 if probability else 0)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation.ranking import rank
+
+
+def rank_line(
+    gallery_positions: list[float], gallery_ids: list[int], gallery_cameras: list[int], **options: Any
+) -> Any:
+    """Rank a gallery on a line for one query of person 7, camera 0, at position 0."""
+    return rank(
+        np.zeros((1, 1), dtype=np.float32),
+        np.array(gallery_positions, dtype=np.float32)[:, None],
+        np.array([7]),
+        np.array(gallery_ids),
+        np.array([0]),
+        np.array(gallery_cameras),
+        **options,
+    )
+
+
+def naive_scores(
+    query: np.ndarray,
+    gallery: np.ndarray,
+    query_ids: np.ndarray,
+    gallery_ids: np.ndarray,
+    query_groups: np.ndarray,
+    gallery_groups: np.ndarray,
+    max_rank: int,
+) -> tuple[float, list[float], int]:
+    """The definition, item by item: mAP, CMC and the number of skipped queries."""
+    average_precisions: list[float] = []
+    first_ranks: list[int] = []
+    for feature, person, group in zip(query, query_ids, query_groups, strict=True):
+        items = [
+            (float(((feature - gallery[j]) ** 2).sum()), j)
+            for j in range(len(gallery))
+            if not (gallery_ids[j] == person and gallery_groups[j] == group)
+        ]
+        hit_ranks = [k for k, (_, j) in enumerate(sorted(items), start=1) if gallery_ids[j] == person]
+        if hit_ranks:
+            average_precisions.append(sum(n / k for n, k in enumerate(hit_ranks, 1)) / len(hit_ranks))
+            first_ranks.append(hit_ranks[0])
+    length = min(max_rank, len(gallery))
+    cmc = [sum(first <= k for first in first_ranks) / len(first_ranks) for k in range(1, length + 1)]
+    return sum(average_precisions) / len(average_precisions), cmc, len(query) - len(average_precisions)
+
+
+def test_miss_hit_hit() -> None:
+    metrics = rank_line([1.0, 2.0, 3.0], gallery_ids=[5, 7, 7], gallery_cameras=[1, 1, 1])
+    assert metrics.mean_ap == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert metrics.cmc.tolist() == [0.0, 1.0, 1.0]
+    assert (metrics.num_queries, metrics.num_skipped) == (1, 0)
+
+
+def test_same_person_and_camera_are_dropped_before_ranks_are_counted() -> None:
+    # Nearest first: itself and a twin shot (both dropped), another person of the same camera (kept), a hit.
+    metrics = rank_line([0.0, 1.0, 2.0, 3.0], gallery_ids=[7, 7, 5, 7], gallery_cameras=[0, 0, 0, 1])
+    assert metrics.mean_ap == pytest.approx(1 / 2)
+    assert metrics.cmc.tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_ties_keep_the_order_of_the_gallery() -> None:
+    miss_first = rank_line([1.0, -1.0], gallery_ids=[5, 7], gallery_cameras=[1, 1])
+    hit_first = rank_line([1.0, -1.0], gallery_ids=[7, 5], gallery_cameras=[1, 1])
+    assert (miss_first.mean_ap, hit_first.mean_ap) == (0.5, 1.0)
+
+
+def test_equal_features_tie_exactly() -> None:
+    """All gallery features are equal, so that every query must see the gallery in its own order.
+
+    Whether a matrix product rounds equal rows alike depends on the shapes and the machine: hence many shapes.
+    """
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        num_queries, num_gallery, dim = generator.integers((1, 2, 1), (70, 400, 700))
+        query = generator.standard_normal((num_queries, dim)).astype(np.float32)
+        gallery = np.tile(generator.standard_normal((1, dim)), (num_gallery, 1)).astype(np.float32)
+        place = generator.integers(num_gallery)
+        metrics = rank(
+            query,
+            gallery,
+            query_ids=np.full(num_queries, 7),
+            gallery_ids=np.where(np.arange(num_gallery) == place, 7, 5),
+            query_groups=np.zeros(num_queries),
+            gallery_groups=np.ones(num_gallery),
+        )
+        assert metrics.mean_ap == pytest.approx(1 / (place + 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_agrees_with_the_definition_on_random_inputs(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    num_queries, num_gallery = generator.integers(5, 40), generator.integers(3, 90)
+    # Small whole numbers: exact distances and many ties.
+    query = generator.integers(-2, 3, (num_queries, 3)).astype(np.float32)
+    gallery = generator.integers(-2, 3, (num_gallery, 3)).astype(np.float32)
+    query_ids, gallery_ids = generator.integers(0, 6, num_queries), generator.integers(0, 6, num_gallery)
+    query_cameras, gallery_cameras = (
+        generator.integers(0, 3, num_queries),
+        generator.integers(0, 3, num_gallery),
+    )
+    labels = (query_ids, gallery_ids, query_cameras, gallery_cameras)
+
+    metrics = rank(query, gallery, *labels, max_rank=20, chunk_size=7)
+    mean_ap, cmc, num_skipped = naive_scores(query, gallery, *labels, max_rank=20)
+    assert metrics.mean_ap == pytest.approx(mean_ap, abs=1e-12)
+    np.testing.assert_allclose(metrics.cmc, cmc, atol=1e-12)
+    assert metrics.num_skipped == num_skipped
+    assert metrics.num_queries == num_queries - num_skipped
+
+
+def test_queries_without_a_right_match_are_skipped_and_counted() -> None:
+    # The second query's person is in the gallery under its own camera only, the third's not at all.
+    features = np.array([[0.0], [1.0], [2.0]])
+    metrics = rank(
+        features, features, np.array([1, 2, 3]), np.array([1, 2, 9]), np.array([0, 0, 0]), np.array([1, 0, 0])
+    )
+    assert (metrics.num_queries, metrics.num_skipped) == (1, 2)
+    assert metrics.mean_ap == 1.0
+
+
+def test_cmc_length() -> None:
+    positions, ids = [float(position) for position in range(60)], [7] * 60
+    assert len(rank_line(positions, ids, [1] * 60).cmc) == 50
+    assert len(rank_line(positions[:8], ids[:8], [1] * 8).cmc) == 8
+
+
+def test_impossible_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="none of the 1 queries has a right match"):
+        rank_line([0.0, 1.0], gallery_ids=[7, 5], gallery_cameras=[0, 1])
+    with pytest.raises(ValueError, match="the gallery is empty"):
+        rank_line([], [], [])
+    with pytest.raises(ValueError, match="1 of 2 gallery features contain NaN"):
+        rank_line([0.0, float("nan")], gallery_ids=[7, 7], gallery_cameras=[1, 1])
+    with pytest.raises(ValueError, match="the gallery has 2 features, 1 identities"):
+        rank_line([0.0, 1.0], gallery_ids=[7], gallery_cameras=[1, 1])
+    one = np.ones(1)
+    with pytest.raises(ValueError, match="the query is empty"):
+        rank(np.ones((0, 1)), np.ones((1, 1)), np.ones(0), one, np.ones(0), one)
+    with pytest.raises(ValueError, match="2 dimensions and gallery features 3"):
+        rank(np.ones((1, 2)), np.ones((1, 3)), one, one, one, 2 * one)
