@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from datasets.dataset import DatasetError
 from datasets.synthetic_person import Person
 from datasets.synthetic_scene import Camera, Triple, draw_triple
 from structures import Modality
@@ -112,7 +113,7 @@ def ensure_synthetic(root: Path, *, seed: int = 0, spec: SyntheticSpec = DEFAULT
         the folder of the data set, `root/Synthetic`.
 
     Raises:
-        FileExistsError: something is in the place of the data set that was not drawn here.
+        DatasetError: something is in the place of the data set that was not drawn here.
     """
     folder = root / FOLDER
     stamp = {"generator": GENERATOR_VERSION, "seed": seed, "spec": asdict(spec)}
@@ -120,7 +121,7 @@ def ensure_synthetic(root: Path, *, seed: int = 0, spec: SyntheticSpec = DEFAULT
         logger.info("Using the synthetic data set in %s", folder)
         return folder
     if folder.exists() and not (folder / _STAMP).is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise FileExistsError(
+        raise DatasetError(
             f"{folder} has no {_STAMP}, so it was not drawn by this project and is left alone; "
             "move it away or choose another DATASETS.ROOT_DIR"
         )

@@ -243,7 +243,8 @@ class Trainer:
     def _remaining(self) -> str:
         """Estimated time to the end of training."""
         total = self.settings.epochs * len(self.loader)
-        seconds = (time.perf_counter() - self._start) * (total - self.step) / max(self.step, 1)
+        left = max(total - self.step, 0)  # the number of steps differs a little between epochs
+        seconds = (time.perf_counter() - self._start) * left / max(self.step, 1)
         return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 

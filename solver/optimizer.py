@@ -42,6 +42,7 @@ def parameter_groups(
         The name tells what is inside, for example `heads bias`, joined by ` + ` where kinds share a group.
     """
     groups: dict[tuple[float, float], dict[str, Any]] = {}
+    kinds: dict[tuple[float, float], list[str]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -54,12 +55,17 @@ def parameter_groups(
             kind, lr = "heads", base_lr * bias_lr_factor if is_bias else base_lr
         kind = f"{kind} bias" if is_bias else kind
         decay = weight_decay_bias if is_bias else weight_decay
-        new_group = {"name": kind, "params": [], "lr": lr, "weight_decay": decay}
-        group = groups.setdefault((lr, decay), new_group)
+        group = groups.setdefault((lr, decay), {"params": [], "lr": lr, "weight_decay": decay})
         group["params"].append(parameter)
-        if kind not in group["name"].split(" + "):
-            group["name"] += f" + {kind}"
-    return list(groups.values())
+        kinds.setdefault((lr, decay), []).append(kind)
+    return [{"name": _join(kinds[key]), **group} for key, group in groups.items()]
+
+
+def _join(kinds: list[str]) -> str:
+    """Name a group: `heads`, `heads bias`, `backbone` -> `heads + backbone`, since biases go with weights."""
+    distinct = dict.fromkeys(kinds)
+    with_weights = {f"{kind} bias" for kind in distinct}
+    return " + ".join(kind for kind in distinct if kind not in with_weights)
 
 
 def build_optimizer(name: str, groups: list[dict[str, Any]], *, momentum: float) -> Optimizer:

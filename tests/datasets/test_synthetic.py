@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from datasets import synthetic
+from datasets.dataset import DatasetError
 from datasets.rgbnt201 import read_rgbnt201
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from datasets.synthetic_body import Build, Part, Pose, PosedBody, pose_body
@@ -234,7 +235,7 @@ class TestCache:
         precious = tmp_path / "Synthetic" / "thesis.txt"
         precious.parent.mkdir()
         precious.write_text("years of work")
-        with pytest.raises(FileExistsError, match=r"stamp\.json"):
+        with pytest.raises(DatasetError, match=r"stamp\.json"):
             ensure_synthetic(tmp_path, spec=MINI)
         assert precious.read_text() == "years of work"
 
@@ -291,15 +292,16 @@ class TestDrawing:
         assert [view.parts[10, 25] for view in views] == [Part.SKIN, Part.HAIR]
 
     def test_heat_and_reflectance_by_hand(self) -> None:
-        """On a row of thighs at y = 0.7: a spot at x = 0.1 with radius 0.05, a band round the legs."""
+        """Thighs and a bag at y = 0.7: a spot at x = 0.1 with radius 0.05, a band round the legs only."""
         x = np.array([[0.0, 0.06, 0.1, 0.14]])
-        body = PosedBody(np.full(x.shape, Part.THIGHS), x, np.full(x.shape, 0.7))
+        parts = np.array([[Part.THIGHS, Part.THIGHS, Part.THIGHS, Part.BAG]])
+        body = PosedBody(parts, x, np.full(x.shape, 0.7))
         levels = np.full((len(Part), 1), 0.5)
         heat = Heat(levels, spots=np.array([[0.1, 0.7, 0.05, 0.2], [0.0, 0.2, 0.05, 0.2]]))
         np.testing.assert_allclose(heat.paint(body)[0, :, 0], [0.5, 0.7, 0.7, 0.7])
-        for band, level in [((0.65, 0.75), 0.9), ((0.5, 0.6), 0.5)]:
+        for band, level in [((0.65, 0.75), 0.9), ((0.5, 0.6), 0.5), ((0.8, 0.9), 0.5)]:
             surface = Reflectance(levels, motif=0, motif_level=0.1, band=band, band_level=0.9)
-            np.testing.assert_allclose(surface.paint(body)[0, :, 0], level)
+            np.testing.assert_allclose(surface.paint(body)[0, :, 0], [level, level, level, 0.5])
 
     def test_every_pose_shows_the_same_person(self) -> None:
         """Whatever the pose, the thighs have the heat of the person's own."""

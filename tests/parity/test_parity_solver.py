@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from fill import fill
 from torch import Tensor
 
+from fill import fill
 from solver.losses import ReIDLoss, batch_hard_triplet, total
 from solver.schedule import build_schedule
 from structures import HeadOutput, ModelOutput

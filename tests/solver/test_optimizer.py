@@ -88,9 +88,9 @@ def test_groups_of_equal_settings_are_merged_and_named() -> None:
         return [group["name"] for group in parameter_groups(ToyModel(), **(RULES | changes))]
 
     assert names() == ["heads", "backbone", "backbone bias", "heads bias"]
-    assert names(weight_decay_bias=0.1) == ["heads", "backbone + backbone bias", "heads bias"]
+    assert names(weight_decay_bias=0.1) == ["heads", "backbone", "heads bias"]
     merged = names(weight_decay_bias=0.1, large_fc_lr=True)
-    assert merged == ["heads", "backbone + backbone bias", "heads bias + classifiers"]
+    assert merged == ["heads", "backbone", "heads bias + classifiers"]
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])

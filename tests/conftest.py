@@ -1,0 +1,74 @@
+"""Things that several tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from datasets.synthetic import SyntheticSpec, ensure_synthetic
+from structures import HeadOutput, ModalBatch, ModelOutput, PerModality
+
+ROOT = Path(__file__).parent.parent
+SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+
+
+@pytest.fixture(scope="session")
+def mini_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a drawn miniature under the name RGBNT201: 8 training ids, 4 test ids, masks."""
+    root = tmp_path_factory.mktemp("data")
+    spec = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
+    ensure_synthetic(root, spec=spec).rename(root / "RGBNT201")
+    return root
+
+
+@pytest.fixture(scope="session")
+def mini_settings(mini_root: Path) -> list[str]:
+    """Overrides that train the small model on the miniature for two epochs of three steps or so."""
+    settings = {
+        "DATASETS.NAMES": "RGBNT201",
+        "DATASETS.ROOT_DIR": str(mini_root),
+        "DATALOADER.NUM_WORKERS": "0",
+        "DATALOADER.NUM_INSTANCE": "2",
+        "SOLVER.IMS_PER_BATCH": "8",
+        "SOLVER.MAX_EPOCHS": "2",
+        "SOLVER.WARMUP_ITERS": "1",
+        "SOLVER.EVAL_PERIOD": "1",
+    }
+    return [text for pair in settings.items() for text in pair]
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., ModalBatch]:
+    """Random triples with the given identities."""
+
+    def make(person_ids: list[int], size: tuple[int, int] = (32, 16), seed: int = 0) -> ModalBatch:
+        generator = torch.Generator().manual_seed(seed)
+        images = PerModality.build(lambda _: torch.randn(len(person_ids), 3, *size, generator=generator))
+        ids = torch.tensor(person_ids)
+        cameras = torch.arange(len(ids)) % 2
+        names = tuple(f"{row:06d}.jpg" for row in range(len(ids)))
+        return ModalBatch(images, ids, cameras, torch.zeros_like(ids), names)
+
+    return make
+
+
+class ToyModel(torch.nn.Module):
+    """A linear model with one head, to test the engine without a network."""
+
+    def __init__(self, num_classes: int = 4) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(9, num_classes)
+        self.encoded: list[str] = []
+
+    def forward(self, batch: ModalBatch) -> ModelOutput:
+        self.encoded += batch.names
+        features = torch.cat([images.mean(dim=(2, 3)) for images in batch.images], dim=1)
+        logits = self.linear(features)
+        return ModelOutput(heads=(HeadOutput("ori", logits, features, features, fused=False),))
+
+
+@pytest.fixture
+def toy_model() -> ToyModel:
+    torch.manual_seed(0)
+    return ToyModel()

@@ -1,0 +1,99 @@
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.setup import choose_device, run_command, seed_everything, setup_log, start_run
+from structures import UserError
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+
+
+def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
+    folder = start_run(tmp_path / "run", overwrite=False)
+    (folder / "best.pth").write_text("precious")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="already holds a run"):
+        start_run(folder, overwrite=False)
+    assert (folder / "best.pth").read_text() == "precious"
+
+
+def test_overwriting_removes_the_files_of_the_earlier_run_and_no_others(tmp_path: Path) -> None:
+    folder = start_run(tmp_path / "run", overwrite=False)
+    for name in ("best.pth", "last.pth", "epoch_3.pth", "metrics.json", "notes.txt"):
+        (folder / name).write_text("old")
+    (folder / "tensorboard").mkdir()
+    start_run(folder, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run"):
+        start_run(tmp_path / "file" / "run", overwrite=False)
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="torchrun"):
+        start_run(tmp_path / "run", overwrite=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_only_the_main_process_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    setup_log(tmp_path / "log.txt")
+    assert not (tmp_path / "log.txt").exists()
+    assert not logging.getLogger("modeling").isEnabledFor(logging.INFO)
+
+
+def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_device("cpu", "0") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto", "0") == torch.device("cpu")
+    with pytest.raises(UserError, match=r"MODEL\.DEVICE is cuda"):
+        choose_device("cuda", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", "1") == torch.device("cuda", 1)
+    for wrong in ("2", "0,1", "x"):
+        with pytest.raises(UserError, match=r"MODEL\.DEVICE_ID"):
+            choose_device("cuda", wrong)
+
+
+def test_seed() -> None:
+    seed_everything(5)
+    first = torch.rand(3)
+    seed_everything(5)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_a_user_error_ends_with_one_line_and_status_2(caplog: pytest.LogCaptureFixture) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise UserError("MODEL.HEAD is wrong")
+
+    with pytest.raises(SystemExit) as caught:
+        run_command(command)
+    assert caught.value.code == 2
+    assert [record.message for record in caplog.records] == ["MODEL.HEAD is wrong"]
+
+
+def test_a_user_error_from_a_loader_process_loses_its_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise UserError(
+            "Caught DatasetError in DataLoader worker process 0.\nOriginal Traceback (most recent call):\n"
+            '  File "x.py", line 1\ndatasets.dataset.DatasetError: a.jpg (NI): cannot be read\n'
+        )
+
+    with pytest.raises(SystemExit):
+        run_command(command)
+    assert caplog.records[-1].message == "a.jpg (NI): cannot be read"

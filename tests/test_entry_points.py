@@ -1,0 +1,126 @@
+"""The two commands, from the outside, on a drawn miniature."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import test_net as test_entry
+import train_net as train_entry
+from conftest import ROOT, SMALL_MODEL
+
+
+def train(folder: Path, settings: list[str], *more: str) -> None:
+    train_entry.main(["--config_file", str(SMALL_MODEL), *settings, "OUTPUT_DIR", str(folder), *more])
+
+
+def losses_of(folder: Path) -> list[dict[str, float]]:
+    epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
+    return [{key: value for key, value in epoch.items() if "/" in key} for epoch in epochs]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    train(folder, mini_settings)
+    return folder
+
+
+def test_training_writes_a_whole_run(run: Path) -> None:
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yml", "log.txt", "metrics.json", "last.pth", "best.pth", "tensorboard"} <= names
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert set(metrics["summary"]) == {"last epoch", "untrained", "raw pixels"}
+    assert set(metrics["summary"]["last epoch"]) >= {
+        "pattern_1",
+        "pattern_2",
+        "pattern_3",
+        "kept_patch_precision",
+    }
+    assert metrics["summary"]["last epoch"]["samples"] == 16
+    assert set(metrics["cost"]["parts"]) == {"backbone", "PIFE", "SDTPS", "heads", "total"}
+    log = (run / "log.txt").read_text()
+    for text in ("original + fused", "control: raw pixels", "kept patches on the person", "GFLOPs"):
+        assert text in log
+
+
+def test_the_same_seed_gives_identical_losses_with_0_and_2_workers(
+    run: Path, tmp_path: Path, mini_settings: list[str]
+) -> None:
+    train(tmp_path / "again", mini_settings, "DATALOADER.NUM_WORKERS", "2")
+    assert losses_of(tmp_path / "again") == losses_of(run)
+    train(tmp_path / "other", mini_settings, "SOLVER.SEED", "2")
+    assert losses_of(tmp_path / "other") != losses_of(run)
+
+
+def test_test_net_repeats_the_result_of_training(run: Path, tmp_path: Path) -> None:
+    arguments = ["--config_file", str(run / "config.yml"), "--metrics", str(tmp_path / "test.json")]
+    test_entry.main([*arguments, "TEST.WEIGHT", str(run / "last.pth")])
+    tested = json.loads((tmp_path / "test.json").read_text())
+    trained = json.loads((run / "metrics.json").read_text())["summary"]["last epoch"]
+    for pattern in ("pattern_1", "pattern_2", "pattern_3"):
+        assert tested["result"][pattern] == trained[pattern]
+
+
+def test_settings_of_the_evaluation_do_what_they_say(run: Path, tmp_path: Path) -> None:
+    def tested(*settings: str) -> dict[str, dict[str, float]]:
+        file = tmp_path / "test.json"
+        arguments = ["--config_file", str(run / "config.yml"), "--metrics", str(file)]
+        test_entry.main([*arguments, "TEST.WEIGHT", str(run / "last.pth"), *settings])
+        return {name: json.loads(file.read_text())["result"][name] for name in ("pattern_1", "pattern_3")}
+
+    plain = tested()
+    assert tested("TEST.IMS_PER_BATCH", "5") == plain
+    for changed in (["TEST.FEAT_NORM", "no"], ["TEST.NECK_FEAT", "after"], ["TEST.MISS", "rt"]):
+        assert tested(*changed) != plain, changed
+
+
+def test_gumbel_trains(tmp_path: Path, mini_settings: list[str], run: Path) -> None:
+    train(tmp_path / "gumbel", mini_settings, "MODEL.SDTPS_USE_GUMBEL", "True")
+    with_gumbel, without = losses_of(tmp_path / "gumbel"), losses_of(run)
+    assert with_gumbel != without
+    for epoch_with, epoch_without in zip(with_gumbel, without, strict=True):
+        for name, value in epoch_with.items():
+            assert value == pytest.approx(epoch_without[name], rel=0.5)
+
+
+def test_all_parts_together_train(tmp_path: Path, mini_settings: list[str]) -> None:
+    train(tmp_path / "all", mini_settings, "MODEL.HDM", "True", "MODEL.ATM", "True", "SOLVER.MAX_EPOCHS", "2")
+    metrics = json.loads((tmp_path / "all" / "metrics.json").read_text())
+    assert {"ori/id", "sdtps/triplet", "moe/triplet"} <= set(metrics["epochs"][0])
+    weights = torch.load(tmp_path / "all" / "last.pth", weights_only=True)["model"]
+    assert any(name.startswith("atmoe.") for name in weights)
+
+
+def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: list[str]) -> None:
+    before = (run / "best.pth").read_bytes()
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(run, mini_settings)
+    assert (run / "best.pth").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["train_net.py", "test_net.py"])
+def test_help(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "--config_file" in done.stdout
+    assert "KEY VALUE" in done.stdout
+
+
+def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "train_net.py", "MODEL.USE_SDTP", "True", "OUTPUT_DIR", str(tmp_path / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    output = (done.stdout + done.stderr).strip()
+    assert "MODEL.USE_SDTPS" in output
+    assert len(output.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
