@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    load_model(model, cfg.TEST.WEIGHT)
+    load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
     model.to(device)
 
     evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)

@@ -18,7 +18,7 @@ from engine.train import Trainer
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
-from modeling.weights import load_backbone
+from modeling.weights import load_pretrained
 from solver.build import make_criterion, make_optimizer, make_schedule
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
     if cfg.MODEL.PRETRAIN_PATH_T:
-        load_backbone(model, cfg.MODEL.PRETRAIN_PATH_T)
+        load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
     model.to(device)
 
     evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)

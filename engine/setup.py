@@ -122,6 +122,9 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         help=f"YAML with the settings that differ from the defaults (without it: {default})",
     )
     parser.add_argument(
+        "--allow_partial", action="store_true", help="load the weights that fit even if others are missing"
+    )
+    parser.add_argument(
         "settings",
         metavar="KEY VALUE",
         nargs="*",

@@ -1,6 +1,7 @@
 """Names of checkpoint entries elsewhere <-> names here, in both directions.
 
-A rule pairs two templates; `{…}` stands for one part of a name between dots and is carried over.
+A rule pairs two templates; `{…}` stands for one part of a name between dots, `{path}` for any number of
+parts, and is carried over.
 """
 
 from __future__ import annotations
@@ -57,15 +58,6 @@ CLIP_RULES = (
 )
 """OpenAI's and open_clip's names of the visual tower -> timm's."""
 
-VIT_RULES = (
-    Rule("{entry}", "{entry}"),
-    Rule("{part}.{entry}", "{part}.{entry}"),
-    Rule("{part}.proj.{entry}", "{part}.proj.{entry}"),
-    Rule("blocks.{block}.{part}.{entry}", "blocks.{block}.{part}.{entry}"),
-    Rule("blocks.{block}.{part}.{layer}.{entry}", "blocks.{block}.{part}.{layer}.{entry}"),
-)
-"""An ImageNet ViT has timm's names already."""
-
 
 def _head_rules(theirs: str, ours: str) -> list[Rule]:
     return [
@@ -118,14 +110,15 @@ def _demo_rules() -> tuple[Rule, ...]:
 DEMO_CLIP_RULES = _demo_rules()
 DEMO_VIT_RULES = (
     Rule("BACKBONE.base.sie_embed", "backbone.camera_embed"),
-    *(rule.prefixed("BACKBONE.base.", "backbone.vit.") for rule in VIT_RULES),
+    Rule("BACKBONE.base.{path}", "backbone.vit.{path}"),
     *(rule for rule in DEMO_CLIP_RULES if not rule.theirs.startswith("BACKBONE.")),
 )
 
 
 def _compile(template: str) -> re.Pattern[str]:
     escaped = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
-    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", escaped))
+    pattern = escaped.replace("{path}", "(?P<path>.+)")
+    return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^.]+)", pattern))
 
 
 def rename(

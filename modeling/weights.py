@@ -1,38 +1,27 @@
-"""Checkpoints of several origins -> our model. Nothing is skipped silently."""
+"""Weights of several origins -> our model. Nothing is skipped silently."""
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-import pickle
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, Rule, rename
+from modeling.checkpoint_file import WeightsError, read_checkpoint
+from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename
 from modeling.reid_model import MultiModalReID
-from structures import UserError
 
 logger = logging.getLogger(__name__)
 
-CONTAINERS = ("state_dict", "model", "model_state_dict")
-"""Entries under which training programs keep the weights."""
+CLASSIFIER = "classifier.weight"
+"""Ending of the entries whose shape depends on the number of identities."""
 
-NOT_BACKBONE = ("head.", "head_dist.", "fc_norm.", "pre_logits.", "dist_token", "fc.", "mask_token")
+NOT_BACKBONE = ("head.", "head_dist.", "fc_norm.", "pre_logits.", "fc.", "mask_token", "dist_token")
 """Entries of an ImageNet checkpoint that belong to its classifier or its pre-training."""
-
-
-class WeightsError(UserError):
-    """A weight file that cannot be used; the message says why and what to do."""
 
 
 @dataclass
@@ -54,10 +43,13 @@ class LoadReport:
     unexpected: list[str] = field(default_factory=list)
 
     def summary(self) -> str:
-        """Counts, then the entries of every list but `loaded`, the first few of each."""
-        lists = {name: entries for name, entries in vars(self).items() if name != "loaded"}
+        """The counts, then the first few entries of every list but `loaded`."""
         counts = ", ".join(f"{len(entries)} {name}" for name, entries in vars(self).items())
-        details = [f"\n  {name}: {shorten(entries)}" for name, entries in lists.items() if entries]
+        details = [
+            f"\n  {name}: {shorten(entries)}"
+            for name, entries in vars(self).items()
+            if entries and name != "loaded"
+        ]
         return counts + "".join(details)
 
 
@@ -67,135 +59,123 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a weight file, whatever its format, without running code from it.
+def identify(state: Mapping[str, Tensor]) -> str | None:
+    """Where a checkpoint comes from, by its entries.
 
-    Understands safetensors, TorchScript archives (OpenAI's CLIP), and what `torch.save` writes; in a
-    container (`state_dict`, `model`) or not, with or without the prefix `module.`.
+    Returns:
+        `ours`, `demo` (DeMo or the first SDTPS prototype), `clip` (OpenAI or open_clip), `vit` (timm names),
+        or None.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise WeightsError(f"{path} is a folder; name the weight file in it")
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise WeightsError(f"weight file {path} does not exist") from None
-    except OSError as error:
-        raise WeightsError(f"weight file {path} cannot be read: {error.strerror}") from None
-    if not content:
-        raise WeightsError(f"weight file {path} is empty; fetch it again")
-    state = _unwrap(_parse(content, path))
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise WeightsError(f"weight file {path} holds no tensors by name; it is not a checkpoint")
-    if all(name.startswith("module.") for name in tensors):
-        tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
-    return {
-        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
-    }
+    if any(name.startswith("backbone.vit.") for name in state):
+        return "ours"
+    if any(name.startswith("BACKBONE.") for name in state):
+        return "demo"
+    if {"conv1.weight", "class_embedding"} <= {name.removeprefix("visual.") for name in state}:
+        return "clip"
+    return "vit" if "patch_embed.proj.weight" in state else None
 
 
-def _parse(content: bytes, path: Path) -> Any:
-    """Decode a file by its first bytes."""
-    if content.lstrip()[:1] == b"<":
-        raise WeightsError(f"weight file {path} is a web page, not weights; the download went wrong")
-    if content[8:9] == b"{":
-        return _parse_safetensors(content, path)
-    if content[:2] == b"PK":
-        try:
-            names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-        except zipfile.BadZipFile:
-            raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
-        if any(name.endswith("/constants.pkl") for name in names):
-            return torch.jit.load(io.BytesIO(content), map_location="cpu").state_dict()
-    try:
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Weights only load failed" in str(error) and "GLOBAL" in str(error):
+def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Translate the entries of a whole model, ours or DeMo's; returns also the names that no rule fits."""
+    if identify(state) != "demo":
+        return state, []
+    is_clip = "BACKBONE.base.class_embedding" in state
+    return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES)
+
+
+def to_demo_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Translate the entries of a whole model of ours to DeMo's names, likewise."""
+    is_clip = "backbone.vit.norm_pre.weight" in state
+    return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES, to_ours=False)
+
+
+def read_any(path: str | Path) -> tuple[str, dict[str, Tensor]]:
+    """Read a weight file and say where it comes from; a prefix that all entries share is taken off."""
+    whole = state = read_checkpoint(path)
+    while (origin := identify(state)) is None:
+        prefixes = {name.partition(".")[0] for name in state if "." in name}
+        if len(prefixes) != 1 or not all("." in name for name in state):
             raise WeightsError(
-                f"weight file {path} holds more than tensors and would run code when opened; it is refused. "
-                "If you trust it, open it yourself and save its state dict with torch.save"
-            ) from None
-        raise WeightsError(f"weight file {path} is not a checkpoint that torch can read") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError, UnicodeDecodeError, OSError):
-        raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
+                f"{path} holds no weights that are known here: CLIP, a timm ViT, DeMo or ours; it starts "
+                f"with {shorten(list(whole), 3)}"
+            )
+        state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
+    if len(state) and next(iter(state)) not in whole:
+        logger.info("%s: took a common prefix off all entries", path)
+    return origin, state
 
 
-def _parse_safetensors(content: bytes, path: Path) -> dict[str, Tensor]:
-    try:
-        return load_safetensors(content)
-    except (SafetensorError, json.JSONDecodeError):
-        raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
+def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
+    """Fill a model for training (MODEL.PRETRAIN_PATH_T).
 
-
-def _unwrap(content: Any) -> Mapping[str, Any]:
-    """The state dict inside a checkpoint."""
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            return content
-        content = inner
-    return {}
-
-
-def load_backbone(model: MultiModalReID, path: str | Path) -> LoadReport:
-    """Fill the ViT with pretrained weights (MODEL.PRETRAIN_PATH_T).
-
-    Reads OpenAI's and open_clip's CLIP, and ViT or DeiT checkpoints with timm's names; text tower and
-    classifier are left out, position embeddings resized to the model's grid.
+    The file may hold a backbone (CLIP's visual tower, an ImageNet ViT or DeiT) or a whole model to start
+    from. Classifiers of another number of identities keep their initial values.
     """
-    state = read_checkpoint(path)
+    origin, state = read_any(path)
+    if origin in ("ours", "demo"):
+        return load_model(model, path, allow_partial=allow_partial)
     report = LoadReport()
-    vision = {n.removeprefix("visual."): t for n, t in state.items() if n.startswith("visual.")}
-    if vision:
-        report.dropped = [f"{len(state) - len(vision)} entries of the text tower"]
-        state = vision
-    if "conv1.weight" in state and "class_embedding" in state:
-        state, report.unexpected = rename(state, CLIP_RULES)
-    elif "patch_embed.proj.weight" not in state:
-        raise WeightsError(
-            f"{path} holds neither a CLIP visual tower nor a timm ViT (it starts with "
-            f"{shorten(list(state), 3)}); set MODEL.PRETRAIN_PATH_T to one of those"
-        )
-    if not model.backbone.is_clip:
-        classifier = [name for name in state if name.startswith(NOT_BACKBONE)]
-        report.dropped += [f"{name} (classifier)" for name in classifier]
-        state = {name: tensor for name, tensor in state.items() if name not in classifier}
+    if origin == "clip":
+        state = _clip_tower(state, report)
+    elif "dist_token" in state:
+        # A distilled DeiT has a second token behind the class token, which this model has not.
+        state["pos_embed"] = torch.cat([state["pos_embed"][:, :1], state["pos_embed"][:, 2:]], dim=1)
+    keep_projection = model.backbone.is_clip
+    for name in [n for n in state if n.startswith(NOT_BACKBONE)]:
+        if not (keep_projection and name == "head.weight"):
+            report.dropped.append(f"{name} (classifier)")
+            del state[name]
     _fill(model.backbone.vit, state, report, grid=model.backbone.grid, path=path)
-    if report.missing:
-        raise WeightsError(f"{path} does not fit MODEL.TRANSFORMER_TYPE: it lacks {shorten(report.missing)}")
-    logger.info("backbone weights from %s: %s", path, report.summary())
+    _judge(report, path, optional=(), allow_partial=allow_partial)
+    logger.info("backbone weights from %s (%s): %s", path, origin, report.summary())
     return report
 
 
-def load_model(model: MultiModalReID, path: str | Path) -> LoadReport:
-    """Fill the whole model for testing (TEST.WEIGHT), from our checkpoints or DeMo's.
+def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
+    """Fill a whole model (TEST.WEIGHT) from a checkpoint of ours, of DeMo or of the first SDTPS prototype.
 
-    Classifiers of another number of identities are left out: testing does not use them. Any other missing
-    or unexpected entry is an error.
+    Classifiers of another number of identities are left out: testing does not use them. More missing or any
+    unexpected entry is an error, unless `allow_partial`.
     """
-    state = read_checkpoint(path)
+    origin, state = read_any(path)
+    if origin not in ("ours", "demo"):
+        raise WeightsError(
+            f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
+        )
     report = LoadReport()
-    if any(name.startswith("BACKBONE.") for name in state):
-        state, report.unexpected = rename(state, _demo_rules(model))
+    state, report.unexpected = to_our_names(state)
     own = model.state_dict()
-    for name in [n for n in state if n.endswith("classifier.weight") and n in own]:
+    for name in [n for n in state if n.endswith(CLASSIFIER) and n in own]:
         if state[name].shape != own[name].shape:
-            report.dropped.append(f"{name} ({len(state[name])} ids, the model has {len(own[name])})")
+            report.dropped.append(f"{name} (for {len(state[name])} ids, the model has {len(own[name])})")
             del state[name]
     _fill(model, state, report, grid=model.backbone.grid, path=path)
-    missing = [name for name in report.missing if not name.endswith("classifier.weight")]
-    if missing or report.unexpected:
-        raise WeightsError(
-            f"{path} does not fit this configuration: missing {shorten(missing) or 'nothing'}; "
-            f"unexpected {shorten(report.unexpected) or 'nothing'}. Use the config.yml of its run"
-        )
-    logger.info("model weights from %s: %s", path, report.summary())
+    _judge(report, path, optional=(CLASSIFIER,), allow_partial=allow_partial)
+    logger.info("model weights from %s (%s): %s", path, origin, report.summary())
     return report
 
 
-def _demo_rules(model: MultiModalReID) -> tuple[Rule, ...]:
-    return DEMO_CLIP_RULES if model.backbone.is_clip else DEMO_VIT_RULES
+def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
+    """The visual tower of a CLIP checkpoint under timm's names; the text tower is left out."""
+    visual = {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
+    if visual:
+        report.dropped.append(f"{len(state) - len(visual)} entries of the text tower")
+    renamed, report.unexpected = rename(visual or state, CLIP_RULES)
+    return renamed
+
+
+def _judge(report: LoadReport, path: str | Path, *, optional: tuple[str, ...], allow_partial: bool) -> None:
+    """Refuse a file that does not fit."""
+    missing = [name for name in report.missing if not name.endswith(optional)]
+    if not report.loaded:
+        raise WeightsError(f"no entry of {path} fits this model; it is of another architecture")
+    if (missing or report.unexpected) and not allow_partial:
+        raise WeightsError(
+            f"{path} does not fit this configuration: {len(missing)} entries are missing "
+            f"({shorten(missing, 3) or 'none'}), {len(report.unexpected)} are unexpected "
+            f"({shorten(report.unexpected, 3) or 'none'}); use the configuration it was trained with, or add "
+            "--allow_partial to load what fits"
+        )
 
 
 def _fill(
@@ -206,23 +186,23 @@ def _fill(
     grid: tuple[int, int],
     path: str | Path,
 ) -> None:
-    """Copy the entries that the module has, resizing position embeddings; a wrong shape is an error."""
+    """Copy the entries that the module has, resizing position embeddings; other wrong shapes are errors."""
     own = module.state_dict()
     accepted = {}
     for name, tensor in state.items():
         if name not in own:
             report.unexpected.append(name)
             continue
-        if name.endswith("pos_embed") and tensor.shape != own[name].shape and tensor.dim() == 3:
-            resized = resize_position_embedding(tensor, grid)
-            report.resized.append(f"{name} {tuple(tensor.shape)} -> {tuple(resized.shape)}")
-            tensor = resized
+        wanted = own[name].shape
+        if name.endswith("pos_embed") and tensor.shape[::2] == wanted[::2] and tensor.shape != wanted:
+            old, tensor = tensor, resize_position_embedding(tensor, grid)
+            report.resized.append(f"{name} {tuple(old.shape)} to {tuple(tensor.shape)}")
         else:
             report.loaded.append(name)
-        if tensor.shape != own[name].shape:
+        if tensor.shape != wanted:
             raise WeightsError(
-                f"{path} does not fit: {name} has shape {tuple(tensor.shape)}, the model needs "
-                f"{tuple(own[name].shape)}"
+                f"{path} does not fit this configuration: {name} has shape {tuple(tensor.shape)}, "
+                f"the model needs {tuple(wanted)}"
             )
         accepted[name] = tensor
     report.missing += [name for name in own if name not in state]
@@ -230,20 +210,25 @@ def _fill(
 
 
 def resize_position_embedding(embedding: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resize the position embedding of a square grid to another grid, bilinearly, as DeMo does.
+    """Resize a position embedding to another grid, bilinearly, as DeMo does.
+
+    The old grid is not in the file. It is taken to be square, or else to have the proportions of the new one,
+    or else those of a person (2:1) or a vehicle (1:2), whichever lies as the new one does.
 
     Args:
-        embedding: class token first, (1, 1 + S * S, C).
+        embedding: class token first, (1, 1 + rows * columns, C).
         grid: rows and columns wanted.
 
     Returns:
-        (1, 1 + rows * columns, C).
+        (1, 1 + rows * columns, C), for the new grid.
     """
-    side = round((embedding.shape[1] - 1) ** 0.5)
-    if side * side != embedding.shape[1] - 1:
-        raise WeightsError(
-            f"the position embedding {tuple(embedding.shape)} does not come from a square grid"
-        )
-    patches = embedding[:, 1:].unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    count = embedding.shape[1] - 1
+    for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
+        rows = round((count * ratio) ** 0.5)
+        if rows and count % rows == 0 and rows / (count // rows) == ratio:
+            break
+    else:
+        raise WeightsError(f"the grid of a position embedding with {count} patches cannot be told")
+    patches = embedding[:, 1:].unflatten(1, (rows, count // rows)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False)
     return torch.cat([embedding[:, :1], patches.flatten(2).transpose(1, 2)], dim=1)

@@ -1,0 +1,1 @@
+"""Small commands, started with `python -m tools.<name>`; nothing imports them."""
