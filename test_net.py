@@ -10,7 +10,7 @@ from pathlib import Path
 from config import ConfigError, load_config
 from datasets.build import build_data
 from engine.build import make_device, missing_modalities
-from engine.checkpoint import save_json
+from engine.checkpoint import save_arrays, save_json
 from engine.evaluate import evaluate, result_table
 from engine.setup import add_config_arguments, describe_software, run_command, seed_everything, setup_log
 from evaluation.build import make_evaluator
@@ -25,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, evaluate, and report the result and the cost."""
     parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
     add_config_arguments(parser, default="the defaults alone")
+    parser.add_argument(
+        "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
+    )
     parser.add_argument("--metrics", metavar="FILE", type=Path, help="also write the numbers as JSON")
     args = parser.parse_intermixed_args(argv)
 
@@ -51,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     cost = measure_cost(model)
     logger.info("result of %s\n%s", cfg.TEST.WEIGHT, result_table(result))
     logger.info("cost\n%s", cost.table())
+    if args.save_features is not None:
+        save_arrays(args.save_features, evaluator.arrays())
+        logger.info("wrote the features of %d test triples to %s", result.num_samples, args.save_features)
     if args.metrics is not None:
         save_json(args.metrics, {"result": result.as_dict(), "cost": cost.as_dict()})
 

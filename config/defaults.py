@@ -108,6 +108,7 @@ _C.TEST.NECK_FEAT = "before"  # features before or after the BNNeck
 _C.TEST.FEAT_NORM = "yes"  # L2-normalise the features: yes or no
 _C.TEST.MISS = "nothing"  # missing modalities: r, n, t, rn, rt, nt, or nothing
 _C.TEST.RE_RANKING = "no"  # k-reciprocal re-ranking: not implemented, only no
+_C.TEST.UNSEEN_CAMERA = "mean"  # embedding of a camera that training never saw: mean, zero or error
 _C.TEST.CONTROLS = False  # train_net.py also scores the untrained model and raw pixels
 
 _C.OUTPUT_DIR = "./runs/default"  # the run folder: config, log, metrics, checkpoints

@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
     "TEST.NECK_FEAT": ("before", "after"),
     "TEST.FEAT_NORM": ("yes", "no"),
+    "TEST.UNSEEN_CAMERA": ("mean", "zero", "error"),
     "TEST.MISS": ("nothing", "r", "n", "t", "rn", "rt", "nt"),
 }
 

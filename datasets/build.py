@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ class DataBundle:
         query_rows: for each query, its row in the order of `test_loader`.
         gallery_rows: for each gallery entry, its row in the order of `test_loader`.
         num_classes: training identities.
-        num_cameras: one more than the largest camera id in training.
+        num_cameras: cameras in training. Camera ids are numbered so that those of training come first;
+            a test camera with a larger number was never seen in training.
         num_views: one more than the largest scene id in training; 0 if there is only one scene.
         protocol: a gallery triple of the query's identity is dropped if it shares its `camera` or `scene`.
     """
@@ -56,6 +57,8 @@ def build_data(cfg: CfgNode) -> DataBundle:
         raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(READERS)}")
     splits = READERS[name](Path(cfg.DATASETS.ROOT_DIR))
     logger.info("data set %s in %s\n%s", name, cfg.DATASETS.ROOT_DIR, splits.describe())
+
+    splits = _number_cameras(splits, unseen=cfg.TEST.UNSEEN_CAMERA if cfg.MODEL.SIE_CAMERA else "ignore")
 
     normalisation = {"mean": cfg.INPUT.PIXEL_MEAN, "std": cfg.INPUT.PIXEL_STD}
     train_transform = TrainTransform(
@@ -95,9 +98,28 @@ def build_data(cfg: CfgNode) -> DataBundle:
         query_rows=np.array([row_of[record.paths] for record in splits.query]),
         gallery_rows=np.array([row_of[record.paths] for record in splits.gallery]),
         num_classes=len(set(train_ids)),
-        num_cameras=1 + max(record.camera_id for record in splits.train),
+        num_cameras=len({record.camera_id for record in splits.train}),
         num_views=1 + max(scene_ids) if len(scene_ids) > 1 else 0,
         protocol="camera",
+    )
+
+
+def _number_cameras(splits: Splits, *, unseen: str) -> Splits:
+    """Number the cameras from 0, those of training first; say what happens to the others.
+
+    Args:
+        splits: as read.
+        unseen: `mean`, `zero` (logged), `error`, or `ignore` where cameras do not matter to the model.
+    """
+    trained = sorted({record.camera_id for record in splits.train})
+    others = sorted({record.camera_id for record in (*splits.query, *splits.gallery)} - set(trained))
+    if others and unseen == "error":
+        raise DatasetError(f"test cameras {others} have no training images; see TEST.UNSEEN_CAMERA")
+    if others and unseen != "ignore":
+        logger.warning("test cameras %s have no training images; their embedding is %s", others, unseen)
+    number = {camera: index for index, camera in enumerate([*trained, *others])}
+    return Splits(
+        *(tuple(replace(record, camera_id=number[record.camera_id]) for record in split) for split in splits)
     )
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 
 FORMAT = "demo-sdtps-1"
 """Marks a checkpoint of this project; `modeling/weights.py` knows it by its `model` entry."""
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file under a temporary name, flush it to disk, then give it its name.
 
     A reader sees the old file or the new one, never a part; if `write` fails, the old file stays.
@@ -37,8 +38,9 @@ def save_checkpoint(path: Path, **content: Any) -> None:
 
 def save_json(path: Path, content: Any) -> None:
     """Save plain values as indented JSON."""
+    write_atomically(path, lambda file: file.write(f"{json.dumps(content, indent=2)}\n".encode()))
 
-    def write(file: IO[bytes]) -> None:
-        file.write(f"{json.dumps(content, indent=2)}\n".encode())
 
-    write_atomically(path, write)
+def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Save named arrays as .npz, readable with `numpy.load`."""
+    write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from evaluation.ranking import rank
 from evaluation.selection import SelectionMetrics, patch_foreground, score_selection
-from structures import ModalBatch, ModelOutput, PerModality, RankingMetrics
+from structures import RETURN_PATTERNS, ModalBatch, ModelOutput, PerModality, RankingMetrics
 
 PROTOCOLS = ("camera", "scene")
 
@@ -115,6 +115,27 @@ class RetrievalEvaluator:
             scene_ids=torch.cat([batch.scene_ids for batch in batches]),
             names=tuple(name for batch in batches for name in batch.names),
         )
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The collected samples as plain arrays, one row per distinct test sample.
+
+        Returns:
+            `features_1`, `features_2`, `features_3` (S, D), before normalisation, all the same for a model
+            without fusion; `names`; `person_ids`, `camera_ids`, `scene_ids`; `is_query`, `is_gallery`.
+        """
+        samples = self.collected()
+        rows = np.arange(len(samples.person_ids))
+        return {
+            **{
+                f"features_{p}": samples.features.get(p, samples.features[1]).numpy() for p in RETURN_PATTERNS
+            },
+            "names": np.array(samples.names),
+            "person_ids": samples.person_ids.numpy(),
+            "camera_ids": samples.camera_ids.numpy(),
+            "scene_ids": samples.scene_ids.numpy(),
+            "is_query": np.isin(rows, self.query_rows),
+            "is_gallery": np.isin(rows, self.gallery_rows),
+        }
 
     def compute(self) -> dict[int, RankingMetrics]:
         """Rank the gallery for the queries, once for each return pattern that the model has."""

@@ -92,7 +92,7 @@ def create_vit(
             **timm_options,
         )
     timm_name = TIMM_NAMES.get(name, name)
-    known = timm.list_models(module="vision_transformer")
+    known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
     if timm_name not in known:
         close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.4)
         raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} is unknown; nearest are {', '.join(close)}")
@@ -121,6 +121,7 @@ class Backbone(nn.Module):
         attention_dropout: dropout on attention weights.
         num_embeddings: rows of the camera embedding; 0 for none.
         embedding_factor: factor on the camera embedding.
+        unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
     """
 
     def __init__(
@@ -134,11 +135,13 @@ class Backbone(nn.Module):
         attention_dropout: float = 0.0,
         num_embeddings: int = 0,
         embedding_factor: float = 1.0,
+        unseen_camera: str = "mean",
     ) -> None:
         super().__init__()
         self.img_size = img_size
         self.is_clip = name == CLIP_VIT_B16
         self.embedding_factor = embedding_factor
+        self.unseen_camera = unseen_camera
         self.vit = create_vit(
             name,
             img_size=img_size,
@@ -168,7 +171,12 @@ class Backbone(nn.Module):
         """Add the embedding to the class token (CLIP) or to every token (ImageNet ViT)."""
         if self.camera_embed is None:
             return tokens
-        camera = self.embedding_factor * self.camera_embed[embedding_ids]  # (B, 1, width)
+        table: Tensor = self.camera_embed
+        if not self.training:  # one more row, for cameras that training never saw
+            mean = table.mean(dim=0, keepdim=True)
+            table = torch.cat([table, mean if self.unseen_camera == "mean" else torch.zeros_like(mean)])
+            embedding_ids = embedding_ids.clamp(max=len(table) - 1)
+        camera = self.embedding_factor * table[embedding_ids]  # (B, 1, width)
         if self.is_clip:
             return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
         return tokens + camera
@@ -178,7 +186,8 @@ class Backbone(nn.Module):
 
         Args:
             images: (B, 3, H, W).
-            embedding_ids: row of the camera embedding for each image, (B,); ignored without one.
+            embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
+                evaluation a row beyond the table stands for a camera that training never saw.
 
         Returns:
             The class token (B, C) and the patch tokens (B, N, C).

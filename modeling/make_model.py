@@ -41,6 +41,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         attention_dropout=options.ATT_DROP_RATE,
         num_embeddings=max(cameras, 1) * max(views, 1) if cameras or views else 0,
         embedding_factor=options.SIE_COE,
+        unseen_camera=cfg.TEST.UNSEEN_CAMERA,
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)

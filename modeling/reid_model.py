@@ -13,6 +13,9 @@ from modeling.pife import PIFE
 from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
 from structures import ModalBatch, Modality, ModelOutput, PerModality, Selection
 
+BEYOND_THE_TABLE = 1 << 30
+"""A row that no camera embedding has."""
+
 
 class MultiModalReID(nn.Module):
     """DeMo, extended with SDTPS. Each part but the backbone and the heads may be absent.
@@ -86,7 +89,9 @@ class MultiModalReID(nn.Module):
         """Row of the camera embedding for each sample: camera, view, or camera and view, (B,)."""
         if not self.num_views:
             return batch.camera_ids
-        return batch.scene_ids + (self.num_views * batch.camera_ids if self.use_cameras else 0)
+        rows = batch.scene_ids + (self.num_views * batch.camera_ids if self.use_cameras else 0)
+        # An unseen view must not run into the rows of the next camera.
+        return rows.masked_fill(batch.scene_ids >= self.num_views, BEYOND_THE_TABLE)
 
     def _original_features(self, globals_: PerModality[Tensor]) -> dict[str, Tensor]:
         """The features of the heads that sit directly on the backbone, by head name."""

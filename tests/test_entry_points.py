@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -76,6 +77,22 @@ def test_settings_of_the_evaluation_do_what_they_say(run: Path, tmp_path: Path) 
     assert tested("TEST.IMS_PER_BATCH", "5") == plain
     for changed in (["TEST.FEAT_NORM", "no"], ["TEST.NECK_FEAT", "after"], ["TEST.MISS", "rt"]):
         assert tested(*changed) != plain, changed
+
+
+def test_features_are_saved_one_row_per_distinct_test_image(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "features.npz"
+    arguments = ["--config_file", str(run / "config.yml"), "--save_features", str(file)]
+    test_entry.main([*arguments, "TEST.WEIGHT", str(run / "last.pth")])
+    saved = np.load(file)
+    assert saved["features_1"].shape == saved["features_2"].shape == (16, 192)
+    assert np.array_equal(saved["features_3"], np.hstack([saved["features_1"], saved["features_2"]]))
+    assert not np.allclose(np.linalg.norm(saved["features_1"], axis=1), 1)  # before normalisation
+    assert saved["names"][0] == "000009_cam1_0_00.jpg"
+    assert sorted(set(saved["person_ids"])) == [9, 10, 11, 12]
+    assert saved["camera_ids"].tolist() == [0, 0, 1, 1] * 4
+    assert not saved["scene_ids"].any()
+    assert saved["is_query"].all()
+    assert saved["is_gallery"].all()
 
 
 def test_gumbel_trains(tmp_path: Path, mini_settings: list[str], run: Path) -> None:

@@ -51,19 +51,74 @@ def test_shipped_variants() -> None:
             assert tuple(model[part] for part in parts) == switches
 
 
-def test_demo_files_of_other_people_load(tmp_path: Path) -> None:
+DEMO_FILE = """
+MODEL:
+  PRETRAIN_PATH_T: '/path/to/ViT-B-16.pt'
+  TRANSFORMER_TYPE: 'ViT-B-16'
+  STRIDE_SIZE: [ 16, 16 ]
+  SIE_CAMERA: True
+  DIRECT: {direct}
+  SIE_COE: 1.0
+  ID_LOSS_WEIGHT: 0.25
+  TRIPLET_LOSS_WEIGHT: 1.0
+  GLOBAL_LOCAL: True
+  HDM: True
+  ATM: True
+  HEAD: {head}
+  PROMPT: False
+  ADAPTER: False
+  FROZEN: False
+  DEVICE_ID: ('0')
+INPUT:
+  SIZE_TRAIN: {size}
+  SIZE_TEST: {size}
+  PROB: 0.5
+  RE_PROB: 0.5
+  PADDING: 10
+DATALOADER:
+  SAMPLER: 'softmax_triplet'
+  NUM_INSTANCE: {instances}
+  NUM_WORKERS: 14
+DATASETS:
+  NAMES: ('{name}')
+  ROOT_DIR: '..'
+SOLVER:
+  BASE_LR: 0.00035
+  WARMUP_ITERS: {warmup}
+  MAX_EPOCHS: {epochs}
+  OPTIMIZER_NAME: 'Adam'
+  IMS_PER_BATCH: {batch}
+  EVAL_PERIOD: 1
+  BIAS_LR_FACTOR: 2
+  STEPS: [30, 50]
+TEST:
+  IMS_PER_BATCH: 128
+  RE_RANKING: 'no'
+  WEIGHT: ''
+  NECK_FEAT: 'before'
+  FEAT_NORM: 'yes'
+  MISS: "None"
+OUTPUT_DIR: '..'
+"""
+DEMO_FILES = {
+    "RGBNT201": {"size": "[256, 128]", "direct": 1, "head": 4, "instances": 8, "batch": 64},
+    "RGBNT100": {"size": "[128, 256]", "direct": 0, "head": 8, "instances": 16, "batch": 128},
+    "MSVR310": {"size": "[128, 256]", "direct": 0, "head": 8, "instances": 4, "batch": 64},
+}
+SCHEDULES = {"RGBNT201": (50, 10), "RGBNT100": (30, 5), "MSVR310": (50, 10)}
+
+
+@pytest.mark.parametrize("name", DEMO_FILES)
+def test_demos_own_files_load_unchanged(name: str, tmp_path: Path) -> None:
+    epochs, warmup = SCHEDULES[name]
     file = tmp_path / "DeMo.yml"
-    file.write_text(
-        "MODEL:\n  PROMPT: False\n  ADAPTER: False\n  STRIDE_SIZE: [ 16, 16 ]\n  DEVICE_ID: ('0')\n"
-        "  SIE_COE: 1.0\n  IF_LABELSMOOTH: 'on'\n  NO_MARGIN: True\n"
-        "DATASETS:\n  NAMES: ('RGBNT201')\n  ROOT_DIR: '..'\n"
-        "SOLVER:\n  BASE_LR: 0.00035\n  STEPS: [30, 50]\n  BIAS_LR_FACTOR: 2\n"
-        "TEST:\n  MISS: 'None'\n  FEAT_NORM: 'yes'\n"
-    )
+    file.write_text(DEMO_FILE.format(name=name, epochs=epochs, warmup=warmup, **DEMO_FILES[name]))
     cfg = load_config(file, ["OUTPUT_DIR", "out"])
-    assert (cfg.DATASETS.NAMES, cfg.MODEL.DEVICE_ID) == ("RGBNT201", "0")
-    assert cfg.TEST.MISS == "nothing"
-    assert cfg.SOLVER.BIAS_LR_FACTOR == 2.0
+    assert (name, "0", "nothing") == (cfg.DATASETS.NAMES, cfg.MODEL.DEVICE_ID, cfg.TEST.MISS)
+    assert (epochs, warmup) == (cfg.SOLVER.MAX_EPOCHS, cfg.SOLVER.WARMUP_ITERS)
+    assert (DEMO_FILES[name]["direct"], DEMO_FILES[name]["head"]) == (cfg.MODEL.DIRECT, cfg.MODEL.HEAD)
+    assert cfg.SOLVER.LR_NOISE
+    assert not cfg.INPUT.SHARED_AUGMENT
 
 
 REFUSED = {

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,42 @@ def test_scenes_and_cameras_are_counted_in_the_training_split(
     test = (record(7, 8, 9),)
     monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: Splits(train, test, test))
     data = build_data(cfg)
-    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 5, 3)
+    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 2, 3)
+    # Cameras 0 and 4 were seen in training and become 0 and 1; camera 8 was not and comes behind them.
+    trained, tested = (loader.dataset.records for loader in (data.train_loader, data.test_loader))  # type: ignore[attr-defined]
+    assert [record.camera_id for record in trained] == [0, 1] * 3
+    assert [record.camera_id for record in tested] == [2]
+
+
+def splits_with_a_new_test_camera(cfg: CfgNode) -> Splits:
+    root = Path(cfg.DATASETS.ROOT_DIR)
+    draw_dataset(root / "RGBNT201")
+    splits = build.READERS["RGBNT201"](root)
+    query = tuple(replace(record, camera_id=5) for record in splits.query)
+    return splits._replace(query=query, gallery=query)
+
+
+@pytest.mark.parametrize("choice", ["mean", "zero"])
+def test_cameras_without_training_images_are_logged(
+    cfg: CfgNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, choice: str
+) -> None:
+    splits = splits_with_a_new_test_camera(cfg)
+    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: splits)
+    build_data(cfg)
+    assert "no training images" not in caplog.text  # without SIE the camera does not matter
+    cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", choice])
+    build_data(cfg)
+    assert f"test cameras [5] have no training images; their embedding is {choice}" in caplog.text
+
+
+def test_cameras_without_training_images_can_be_refused(
+    cfg: CfgNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = splits_with_a_new_test_camera(cfg)
+    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: splits)
+    cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", "error"])
+    with pytest.raises(DatasetError, match=r"test cameras \[5\] .* TEST\.UNSEEN_CAMERA"):
+        build_data(cfg)
 
 
 def test_synthetic_is_drawn_with_a_fixed_seed_and_read(

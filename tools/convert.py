@@ -1,0 +1,76 @@
+"""Translate a checkpoint: `python -m tools.convert IN OUT --to demo|ours|safetensors`.
+
+IN may be a whole model of ours, of DeMo or of the first SDTPS prototype. `demo` writes a plain state dict
+that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that format.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as safetensors_bytes
+from torch import Tensor
+
+from engine.checkpoint import save_checkpoint, write_atomically
+from engine.setup import run_command, setup_log
+from modeling.checkpoint_file import WeightsError
+from modeling.weights import read_any, shorten, to_demo_names, to_our_names
+from structures import UserError
+
+logger = logging.getLogger(__name__)
+
+State = dict[str, Tensor]
+
+
+def write_demo(state: State, path: Path) -> None:
+    """A plain state dict under DeMo's names."""
+    renamed, unknown = to_demo_names(state)
+    if unknown:
+        raise WeightsError(f"DeMo has no place for {len(unknown)} entries: {shorten(unknown)}")
+    write_atomically(path, lambda file: torch.save(renamed, file))
+
+
+def write_ours(state: State, path: Path) -> None:
+    """A checkpoint of this project, without optimiser and configuration."""
+    save_checkpoint(path, model=state)
+
+
+def write_safetensors(state: State, path: Path) -> None:
+    """Our names in the safetensors format."""
+    content = safetensors_bytes({name: tensor.contiguous() for name, tensor in state.items()})
+    write_atomically(path, lambda file: file.write(content))
+
+
+WRITERS: dict[str, Callable[[State, Path], None]] = {
+    "demo": write_demo,
+    "ours": write_ours,
+    "safetensors": write_safetensors,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read, translate, write."""
+    parser = argparse.ArgumentParser(description="Translate a checkpoint between DeMo's names and ours.")
+    parser.add_argument("input", type=Path, help="checkpoint to read; the format is told by its content")
+    parser.add_argument("output", type=Path, help="file to write; it must not exist")
+    parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="what to write")
+    args = parser.parse_args(argv)
+    setup_log()
+    if args.output.exists():
+        raise UserError(f"{args.output} exists; name another output file or remove it")
+    origin, state = read_any(args.input)
+    if origin not in ("ours", "demo"):
+        raise WeightsError(f"{args.input} holds a backbone, not a whole model; there is nothing to translate")
+    state, unknown = to_our_names(state)
+    if unknown:
+        raise WeightsError(f"{len(unknown)} entries of {args.input} have no name here: {shorten(unknown)}")
+    WRITERS[args.to](state, args.output)
+    logger.info("%s (%s) -> %s (%s), %d entries", args.input, origin, args.output, args.to, len(state))
+
+
+if __name__ == "__main__":
+    run_command(main)
