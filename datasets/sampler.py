@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from torch.utils.data import Sampler
 
-from datasets.dataset import SampleKey
+from datasets.dataset import DatasetError, SampleKey
 
 
 class IdentitySampler(Sampler[SampleKey]):
@@ -52,7 +52,7 @@ class IdentitySampler(Sampler[SampleKey]):
         ids = np.asarray(person_ids)
         self._rows_of_identity = [np.flatnonzero(ids == person_id) for person_id in np.unique(ids)]
         if len(self._rows_of_identity) < self._ids_per_batch:
-            raise ValueError(
+            raise DatasetError(
                 f"a batch of {batch_size} with {num_instances} images per identity needs "
                 f"{self._ids_per_batch} identities, but there are only {len(self._rows_of_identity)}: "
                 "make the batch smaller or take more images per identity"

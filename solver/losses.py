@@ -88,8 +88,3 @@ class ReIDLoss:
             losses[f"{head.name}/id"] = weight * self.id_weight * id_loss
             losses[f"{head.name}/triplet"] = weight * self.triplet_weight * triplet_loss
         return losses | output.aux_losses
-
-
-def total(losses: Mapping[str, Tensor]) -> Tensor:
-    """The sum of the named losses: what the backward pass starts from."""
-    return torch.stack(list(losses.values())).sum()
