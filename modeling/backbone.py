@@ -80,6 +80,8 @@ def create_vit(
     if name == TINY_STEM:
         if stride != (8, 8):
             raise UserError(f"{TINY_STEM} has a fixed step of 8; set MODEL.STRIDE_SIZE [8, 8], not {stride}")
+        if img_size[0] % 8 or img_size[1] % 8:
+            raise UserError(f"{TINY_STEM} needs an INPUT.SIZE_TRAIN of multiples of 8, not {list(img_size)}")
         return VisionTransformer(
             img_size=img_size,
             patch_size=8,
@@ -94,7 +96,7 @@ def create_vit(
     timm_name = TIMM_NAMES.get(name, name)
     known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
     if timm_name not in known:
-        close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.4)
+        close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.0)
         raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} is unknown; nearest are {', '.join(close)}")
     vit = timm.create_model(
         timm_name,
@@ -104,8 +106,11 @@ def create_vit(
         embed_layer=partial(StridedPatchEmbed, stride=stride),
         **timm_options,
     )
-    if not isinstance(vit, VisionTransformer) or vit.cls_token is None:
-        raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} has no class token; use another timm ViT")
+    if not isinstance(vit, VisionTransformer) or vit.cls_token is None or hasattr(vit, "dist_token"):
+        raise UserError(
+            f"MODEL.TRANSFORMER_TYPE {name!r} cannot be used: it has no class token or a second one for "
+            "distillation; use another timm ViT (distilled weights load into the plain DeiT)"
+        )
     return vit
 
 

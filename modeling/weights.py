@@ -195,7 +195,8 @@ def _fill(
             continue
         wanted = own[name].shape
         if name.endswith("pos_embed") and tensor.shape[::2] == wanted[::2] and tensor.shape != wanted:
-            old, tensor = tensor, resize_position_embedding(tensor, grid)
+            num_prefix = wanted[1] - grid[0] * grid[1]
+            old, tensor = tensor, resize_position_embedding(tensor, grid, num_prefix=num_prefix)
             report.resized.append(f"{name} {tuple(old.shape)} to {tuple(tensor.shape)}")
         else:
             report.loaded.append(name)
@@ -209,26 +210,27 @@ def _fill(
     module.load_state_dict(accepted, strict=False)
 
 
-def resize_position_embedding(embedding: Tensor, grid: tuple[int, int]) -> Tensor:
+def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1) -> Tensor:
     """Resize a position embedding to another grid, bilinearly, as DeMo does.
 
     The old grid is not in the file. It is taken to be square, or else to have the proportions of the new one,
     or else those of a person (2:1) or a vehicle (1:2), whichever lies as the new one does.
 
     Args:
-        embedding: class token first, (1, 1 + rows * columns, C).
+        embedding: (1, num_prefix + rows * columns, C).
         grid: rows and columns wanted.
+        num_prefix: positions in front that do not belong to patches, such as the class token's.
 
     Returns:
-        (1, 1 + rows * columns, C), for the new grid.
+        (1, num_prefix + rows * columns, C), for the new grid.
     """
-    count = embedding.shape[1] - 1
+    count = embedding.shape[1] - num_prefix
     for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
         rows = round((count * ratio) ** 0.5)
         if rows and count % rows == 0 and rows / (count // rows) == ratio:
             break
     else:
         raise WeightsError(f"the grid of a position embedding with {count} patches cannot be told")
-    patches = embedding[:, 1:].unflatten(1, (rows, count // rows)).permute(0, 3, 1, 2)
+    patches = embedding[:, num_prefix:].unflatten(1, (rows, count // rows)).permute(0, 3, 1, 2)
     patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False)
-    return torch.cat([embedding[:, :1], patches.flatten(2).transpose(1, 2)], dim=1)
+    return torch.cat([embedding[:, :num_prefix], patches.flatten(2).transpose(1, 2)], dim=1)

@@ -9,6 +9,9 @@ import torch
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality
 
+# One thread per test process: several threads wait for each other when other programs need the cores too.
+torch.set_num_threads(1)
+
 ROOT = Path(__file__).parent.parent
 SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 

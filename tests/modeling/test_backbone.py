@@ -133,8 +133,8 @@ def test_ids_are_ignored_without_a_camera_embedding() -> None:
 
 
 def test_tokens_that_are_no_patches_are_left_out() -> None:
-    backbone = Backbone("deit_tiny_distilled_patch16_224", img_size=(64, 32), stride=(16, 16))
-    assert backbone(random_images(1, 64, 32), torch.zeros(1, dtype=torch.long))[1].shape == (1, 8, 192)
+    backbone = Backbone("vit_small_patch14_reg4_dinov2", img_size=(56, 28), stride=(14, 14))
+    assert backbone(random_images(1, 56, 28), torch.zeros(1, dtype=torch.long))[1].shape == (1, 8, 384)
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,18 @@ def test_tokens_that_are_no_patches_are_left_out() -> None:
 def test_names_that_cannot_be_used(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_vit(name, img_size=(128, 64), stride=(16, 16))
+
+
+def test_the_stem_refuses_sizes_that_it_cannot_cut() -> None:
+    with pytest.raises(UserError, match="multiples of 8"):
+        create_vit("vit_tiny_stem_patch8", img_size=(100, 50), stride=(8, 8))
+
+
+def test_an_unknown_name_always_gets_a_hint() -> None:
+    with pytest.raises(UserError, match=r"'nonsense' is unknown; nearest are \w+, \w+"):
+        create_vit("nonsense", img_size=(32, 32), stride=(16, 16))
+
+
+def test_a_second_class_token_is_refused() -> None:
+    with pytest.raises(UserError, match="distillation"):
+        create_vit("deit_tiny_distilled_patch16_224", img_size=(32, 32), stride=(16, 16))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -258,8 +258,14 @@ def test_each_pair_of_camera_and_view_has_its_own_row() -> None:
     assert sorted(used[0].tolist()) == list(range(12))
 
 
+def test_unseen_view_is_not_taken_for_one_of_the_next_camera() -> None:
+    model = build_small({"MODEL.SIE_CAMERA": True, "MODEL.SIE_VIEW": True, "MODEL.SIE_COE": 30.0}, views=3)
+    # Camera 0 with view 3 would be row 3, which belongs to camera 1 with view 0; unseen ones are all alike.
+    assert changes(model, cameras=[0, 1, 2], scenes=[3, 0, 7]) == [False, True, False]
+
+
 def test_view_embedding_without_views_is_refused() -> None:
-    with pytest.raises(UserError, match="MODEL.SIE_VIEW is on, but RGBNT201 has no views"):
+    with pytest.raises(UserError, match=r"MODEL.SIE_VIEW is on, but RGBNT201 has no views"):
         build_small({"MODEL.SIE_VIEW": True})
 
 
@@ -280,6 +286,41 @@ def test_other_backbones_and_overlapping_patches() -> None:
     assert output.selection.grid == (10, 5)
     assert tuple(output.selection.kept.ti.shape) == (2, 25)
     assert tuple(output.embedding(3).shape) == (2, 2 * 3 * 192)
+
+
+def test_settings_reach_the_parts() -> None:
+    model = build_small(
+        VARIANTS["both"],
+        {
+            "MODEL.DROP_PATH": 0.3,
+            "MODEL.DROP_OUT": 0.2,
+            "MODEL.ATT_DROP_RATE": 0.15,
+            "MODEL.SIE_COE": 3.0,
+            "MODEL.SDTPS_SPARSE_RATIO": 0.25,
+            "MODEL.SDTPS_AGGR_RATIO": 0.5,
+            "MODEL.SDTPS_BETA": 0.1,
+            "MODEL.SDTPS_USE_GUMBEL": True,
+            "MODEL.SDTPS_GUMBEL_TAU": 0.7,
+            "MODEL.HEAD": 8,
+        },
+    )
+    vit: Any = model.backbone.vit
+    block = vit.blocks[-1]
+    assert block.drop_path1.drop_prob == pytest.approx(0.3)
+    assert [vit.pos_drop.p, block.attn.proj_drop.p, block.mlp.drop1.p, block.attn.attn_drop.p] == [
+        0.2,
+        0.2,
+        0.2,
+        0.15,
+    ]
+    assert model.backbone.embedding_factor == 3.0
+    assert model.sdtps is not None
+    for selector in model.sdtps.selectors:
+        assert (selector.sparse_ratio, selector.beta) == (0.25, 0.1)
+        assert (selector.use_gumbel, selector.gumbel_tau) == (True, 0.7)
+    assert {a.weight[3].out_features for a in cast(list[Any], model.sdtps.aggregators)} == {16}  # 128 / 4 / 2
+    assert model.atmoe is not None
+    assert model.atmoe.num_heads == 8
 
 
 def test_construction_logs_once(caplog: pytest.LogCaptureFixture) -> None:

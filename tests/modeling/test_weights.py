@@ -237,6 +237,12 @@ def test_the_old_grid_is_told_from_the_number_of_patches(
     assert (field.diff(dim=0) >= 0).all()
 
 
+def test_positions_of_register_tokens_are_kept() -> None:
+    positions = torch.arange(8.0).view(1, 8, 1)
+    assert resize_position_embedding(positions, (2, 2), num_prefix=4).flatten().tolist() == list(range(8))
+    assert resize_position_embedding(positions[:, 4:], (2, 4), num_prefix=0).shape == (1, 8, 1)
+
+
 def test_a_grid_that_cannot_be_told_is_refused() -> None:
     with pytest.raises(WeightsError, match="35 patches"):
         resize_position_embedding(torch.zeros(1, 36, 4), (8, 4))
