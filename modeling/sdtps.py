@@ -1,8 +1,10 @@
 """SDTPS: select the patch tokens that matter and aggregate them, guided by the other modalities.
 
-The file needs nothing but torch; copy it into another project and it works there.
+The file needs nothing but torch; copy it into another project and it works there. seps.py applies the same
+functions to every pair of an image and a text.
 
-Shapes: B samples, N patches, C channels, K kept patches, A aggregated tokens, M modalities.
+Shapes: B samples, N patches, C channels, K kept patches, A aggregated tokens, M modalities, "..." any leading
+dimensions.
 """
 
 from __future__ import annotations
@@ -18,14 +20,28 @@ from torch import Tensor, nn
 ROUNDING_SLACK = 1e-9  # 100 * 0.07 is 7.000000000000001 in floating point, and must count as 7
 
 
+class Choice(NamedTuple):
+    """Which patches are kept.
+
+    Attributes:
+        kept: positions of the kept patches, ascending, (..., K), in [0, N).
+        discarded: positions of the others, best score first, (..., N - K).
+        decision: D, exactly 1 where a patch is kept and 0 elsewhere, (..., N); with Gumbel it has a gradient.
+    """
+
+    kept: Tensor
+    discarded: Tensor
+    decision: Tensor
+
+
 class SparseTokens(NamedTuple):
     """What `TokenSparse` decided.
 
     Attributes:
         selected: the kept patches in the order of their positions, (B, K, C).
         extra: one token that stands for the discarded patches, (B, 1, C).
-        decision: D, exactly 1 where a patch is kept and 0 elsewhere, (B, N); with Gumbel it has a gradient.
-        kept: positions of the kept patches, ascending, (B, K), in [0, N).
+        decision: see `Choice`, (B, N).
+        kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
     """
 
@@ -41,8 +57,8 @@ class AggregatedTokens(NamedTuple):
 
     Attributes:
         tokens: A aggregated tokens, then the extra token, (B, A + 1, C).
-        decision: see `SparseTokens`, (B, N).
-        kept: see `SparseTokens`, (B, K).
+        decision: see `Choice`, (B, N).
+        kept: see `Choice`, (B, K).
         scores: see `SparseTokens`, (B, N).
     """
 
@@ -63,7 +79,7 @@ def num_aggregated(num_patches: int, sparse_ratio: float, aggr_ratio: float) -> 
 
 
 def min_max_normalise(scores: Tensor, eps: float = 1e-8) -> Tensor:
-    """Stretch the scores of each sample to [0, 1]. (B, N) -> (B, N)."""
+    """Stretch the scores of each sample to [0, 1]. (..., N) -> (..., N)."""
     low = scores.amin(dim=-1, keepdim=True)
     high = scores.amax(dim=-1, keepdim=True)
     return (scores - low) / (high - low + eps)
@@ -83,21 +99,58 @@ def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
     return min_max_normalise(F.cosine_similarity(patches.float(), guide.float().unsqueeze(1), dim=-1))
 
 
+def combine_scores(learned: Tensor, own: Tensor, others: Sequence[Tensor], beta: float) -> Tensor:
+    """(1 - 2 beta) * learned + beta * (sum of others + 2 * own); all (..., N)."""
+    similar = 2 * own
+    for other in others:
+        similar = similar + other
+    return (1 - 2 * beta) * learned + beta * similar
+
+
 def straight_through_gumbel(scores: Tensor, hard: Tensor, tau: float) -> Tensor:
     """A decision with the value of `hard` and the gradient of a Gumbel softmax.
 
     Args:
-        scores: (B, N).
-        hard: 1 for kept patches, 0 for others, (B, N).
+        scores: (..., N).
+        hard: 1 for kept patches, 0 for others, (..., N).
         tau: temperature of the softmax.
 
     Returns:
-        (B, N), equal to `hard` bit for bit.
+        (..., N), equal to `hard` bit for bit.
     """
     gumbel = -torch.empty_like(scores).exponential_().log()
     soft = ((scores + gumbel) / tau).softmax(dim=-1)
     # The brackets matter: (hard + soft) - soft would round, hard + 0 does not.
     return hard + (soft - soft.detach())
+
+
+def choose(scores: Tensor, sparse_ratio: float, gumbel_tau: float | None = None) -> Choice:
+    """Keep the K patches with the highest noise-free scores; of equal ones the earlier.
+
+    Args:
+        scores: (..., N).
+        sparse_ratio: share of the patches to keep.
+        gumbel_tau: temperature of the gradient of the decision; None for a decision without gradient.
+    """
+    keep = num_kept(scores.shape[-1], sparse_ratio)
+    ranked = scores.argsort(dim=-1, descending=True, stable=True)
+    kept = ranked[..., :keep].sort(dim=-1).values
+    hard = torch.zeros_like(scores).scatter(-1, kept, 1.0)
+    decision = hard if gumbel_tau is None else straight_through_gumbel(scores, hard, gumbel_tau)
+    return Choice(kept, ranked[..., keep:], decision)
+
+
+def extra_weights(scores: Tensor, discarded: Tensor) -> Tensor:
+    """The share of each discarded patch in the extra token: softmax of their scores.
+
+    Args:
+        scores: (..., N).
+        discarded: positions, (..., N - K).
+
+    Returns:
+        (..., N - K), in the order of `discarded`.
+    """
+    return scores.gather(-1, discarded).softmax(dim=-1)
 
 
 def mask_logits(logits: Tensor, decision: Tensor) -> Tensor:
@@ -107,10 +160,24 @@ def mask_logits(logits: Tensor, decision: Tensor) -> Tensor:
     log D is 1 where D is 1. See docs/method.md.
 
     Args:
-        logits: (B, A, K).
-        decision: D at the kept patches, all ones, (B, K).
+        logits: (..., A, K).
+        decision: D, (..., K): ones, if the K are the kept patches; zeros mask the others, if they are all.
     """
-    return logits + decision.log().unsqueeze(1)
+    dropped = decision == 0
+    # log 0 would give the right value, but its derivative is infinite, and times zero that is NaN.
+    log_decision = decision.masked_fill(dropped, 1.0).log().masked_fill(dropped, float("-inf"))
+    return logits + log_decision.unsqueeze(-2)
+
+
+def score_network(dim: int) -> nn.Sequential:
+    """(..., C) -> (..., 1), one logit per patch."""
+    return nn.Sequential(nn.Linear(dim, dim // 4), nn.GELU(), nn.Linear(dim // 4, 1))
+
+
+def weight_network(dim: int, num_tokens: int, hidden_ratio: float = 0.2) -> nn.Sequential:
+    """(..., C) -> (..., A), the logit of a patch for each aggregated token."""
+    hidden = int(dim * hidden_ratio)
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, num_tokens))
 
 
 class TokenSparse(nn.Module):
@@ -140,15 +207,13 @@ class TokenSparse(nn.Module):
         self.beta = beta
         self.use_gumbel = use_gumbel
         self.gumbel_tau = gumbel_tau
-        self.score_predictor = nn.Sequential(nn.Linear(dim, dim // 4), nn.GELU(), nn.Linear(dim // 4, 1))
+        self.score_predictor = score_network(dim)
 
     def score(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> Tensor:
         """One score per patch, (B, N), in float32; only the learned part carries a gradient."""
         learned = self.score_predictor(patches).squeeze(-1).float().sigmoid()  # (B, N)
-        similar = 2 * guidance_score(patches, own_guide)
-        for guide in other_guides:
-            similar = similar + guidance_score(patches, guide)
-        return (1 - 2 * self.beta) * learned + self.beta * similar
+        others = [guidance_score(patches, guide) for guide in other_guides]
+        return combine_scores(learned, guidance_score(patches, own_guide), others, self.beta)
 
     def forward(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> SparseTokens:
         """Keep the K patches with the highest noise-free scores.
@@ -158,19 +223,11 @@ class TokenSparse(nn.Module):
             own_guide: global feature of this modality, (B, C).
             other_guides: global features of the other modalities, each (B, C).
         """
-        _, num_patches, dim = patches.shape
         scores = self.score(patches, own_guide, other_guides)
-        keep = num_kept(num_patches, self.sparse_ratio)
-
-        ranked = scores.argsort(dim=-1, descending=True, stable=True)
-        kept = ranked[:, :keep].sort(dim=-1).values  # (B, K)
-        hard = torch.zeros_like(scores).scatter(-1, kept, 1.0)
-        decision = hard
-        if self.use_gumbel and self.training:
-            decision = straight_through_gumbel(scores, hard, self.gumbel_tau)
-
-        selected = patches.gather(1, kept.unsqueeze(-1).expand(-1, -1, dim))  # (B, K, C)
-        return SparseTokens(selected, self._extra(patches, scores, ranked[:, keep:]), decision, kept, scores)
+        tau = self.gumbel_tau if self.use_gumbel and self.training else None
+        kept, discarded, decision = choose(scores, self.sparse_ratio, tau)
+        selected = patches.gather(1, kept.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))  # (B, K, C)
+        return SparseTokens(selected, self._extra(patches, scores, discarded), decision, kept, scores)
 
     @staticmethod
     def _extra(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
@@ -184,7 +241,7 @@ class TokenSparse(nn.Module):
         Returns:
             (B, 1, C).
         """
-        weights = scores.gather(1, discarded).softmax(dim=-1).to(patches.dtype)  # (B, N - K)
+        weights = extra_weights(scores, discarded).to(patches.dtype)  # (B, N - K)
         tokens = patches.gather(1, discarded.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
         return weights.unsqueeze(1) @ tokens
 
@@ -200,11 +257,12 @@ class TokenAggregation(nn.Module):
 
     def __init__(self, dim: int, num_tokens: int, *, hidden_ratio: float = 0.2) -> None:
         super().__init__()
-        hidden = int(dim * hidden_ratio)
-        self.weight = nn.Sequential(
-            nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, num_tokens)
-        )
+        self.weight = weight_network(dim, num_tokens, hidden_ratio)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """(B, K, C) -> (B, A, K)."""
+        return (self.scale * self.weight(tokens)).transpose(1, 2)
 
     def weights(self, tokens: Tensor, decision: Tensor) -> Tensor:
         """How much of each kept token goes into each aggregated token.
@@ -216,8 +274,7 @@ class TokenAggregation(nn.Module):
         Returns:
             (B, A, K), each row sums to 1.
         """
-        logits = (self.scale * self.weight(tokens)).transpose(1, 2)  # (B, A, K)
-        return mask_logits(logits, decision).softmax(dim=-1)
+        return mask_logits(self.logits(tokens), decision).softmax(dim=-1)
 
     def forward(self, tokens: Tensor, decision: Tensor) -> Tensor:
         """(B, K, C) tokens and (B, K) decision -> (B, A, C)."""
