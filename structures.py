@@ -30,6 +30,11 @@ class UserError(ValueError):
     """
 
 
+def on_one_line(text: object) -> str:
+    """The text for a message: what would break the line, or cannot be printed, is escaped."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
 class Modality(Enum):
     """The three image types. The order of declaration is the order used everywhere."""
 
@@ -104,6 +109,7 @@ class ModalBatch:
         scene_ids: (B,) integers.
         names: B file names, for messages.
         person_masks: (B, H, W), 1 where the person is, or None where no masks are on disk.
+        unreadable: the image files in whose place others were read, as "path (modality): reason".
     """
 
     images: PerModality[Tensor]
@@ -112,6 +118,7 @@ class ModalBatch:
     scene_ids: Tensor
     names: tuple[str, ...] = ()
     person_masks: Tensor | None = None
+    unreadable: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.person_ids.shape[0])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,14 @@ import yaml
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
-from config.validate import ConfigError, flatten, validate
+from config.validate import ConfigError, flatten, show, validate
+from structures import on_one_line
 
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
+
+LARGEST = 2**32 - 1
+"""The largest whole number of a setting: the largest seed that NumPy takes, and more than any other needs."""
 
 
 def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
@@ -31,7 +38,7 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         for key, value in _read_yaml(Path(config_file)):
             _set(cfg, key, value, source=str(config_file))
     if len(overrides) % 2:
-        raise ConfigError(f"the command line needs KEY VALUE pairs, but {overrides[-1]!r} stands alone")
+        raise ConfigError(f"the command line needs KEY VALUE pairs, but {show(overrides[-1])} stands alone")
     for key, text in zip(overrides[::2], overrides[1::2], strict=True):
         _set(cfg, key, text, source="command line")
     if cfg.TEST.MISS.lower() in COMPLETE:
@@ -48,26 +55,40 @@ def save_config(cfg: CfgNode, path: Path) -> None:
 
 def _read_yaml(path: Path) -> list[tuple[str, Any]]:
     try:
-        content = yaml.safe_load(path.read_text())
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"configuration file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        where = " ".join(str(error).split())
+    try:
+        content = yaml.safe_load(text)
+    except Exception as error:  # for example a ValueError for the date 2024-13-01, a RecursionError for [[[[…
+        where = on_one_line(" ".join(str(error).split()))
         raise ConfigError(f"configuration file {path} is not valid YAML: {where}") from None
     if content is None:
         return []
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"configuration file {path} must hold sections such as MODEL: and SOLVER:")
-    return list(flatten(content))
+    return list(_flatten_like(get_cfg(), content))
+
+
+def _flatten_like(known: CfgNode, content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of a file as (`SECTION.KEY`, value); only known sections are entered.
+
+    With aliases, a short YAML file can spell sections that are nested without end.
+    """
+    for key, value in content.items():
+        if isinstance(value, Mapping) and isinstance(known.get(key), CfgNode):
+            yield from _flatten_like(known[key], value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _set(cfg: CfgNode, key: str, value: Any, *, source: str) -> None:
     """Set one existing key to a value of its type."""
     known = dict(flatten(cfg))
     if key not in known:
-        raise ConfigError(f"{source}: unknown key {key!r}; {_nearest(key, known)}")
+        raise ConfigError(f"{source}: unknown key {show(key)}; {_nearest(key, known)}")
     section, _, name = key.rpartition(".")
     node = cfg
     for part in filter(None, section.split(".")):
@@ -98,10 +119,18 @@ def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
     wanted = type(default)
     if isinstance(value, str) and wanted is not str:
         value = _parse_literal(value)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = _is_number(value)
+    for number in value if isinstance(value, (list, tuple)) else [value]:
+        if _is_number(number) and not _fits(number):
+            raise ConfigError(
+                f"{source}: {key} takes finite numbers, whole ones up to {LARGEST}, not {show(number)}"
+            )
     if wanted is str and isinstance(value, str):
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+            raise ConfigError(f"{source}: {key} must be one line of printable text, not {show(value)}")
         # DeMo writes NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes.
-        return re.sub(r"""^\(\s*(['"])(.*)\1\s*,?\s*\)$""", r"\2", value)
+        quoted = re.fullmatch(r"""\(\s*(?:'([^']*)'|"([^"]*)")\s*,?\s*\)""", value)
+        return (quoted[1] or quoted[2] or "") if quoted else value
     if wanted is str and isinstance(value, bool) and default in ("yes", "no", "on", "off"):
         # YAML reads an unquoted yes, no, on and off as true and false.
         return ("off", "on")[value] if default in ("on", "off") else ("no", "yes")[value]
@@ -110,18 +139,29 @@ def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
     if wanted is float and is_number:
         return float(value)
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
-        if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value):
+        if all(_is_number(number) for number in value):
             return wanted(value)
     elif type(value) is wanted:
         return value
     raise ConfigError(
-        f"{source}: {key} takes a {wanted.__name__} such as {default!r}, not {type(value).__name__} {value!r}"
+        f"{source}: {key} takes a {wanted.__name__} such as {default!r}, not "
+        f"{type(value).__name__} {show(value)}"
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _fits(number: float) -> bool:
+    return -LARGEST <= number <= LARGEST if isinstance(number, int) else math.isfinite(number)
 
 
 def _parse_literal(text: str) -> Any:
     """The Python value that a text spells, such as 5e-6 or [8, 8], or else the text itself."""
     try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's remarks on style, such as on the text '1is 2'
+            return ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DEVICE": ("auto", "cuda", "cpu"),
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
+    "DATALOADER.ON_ERROR": ("stop", "skip"),
     "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
     "TEST.NECK_FEAT": ("before", "after"),
     "TEST.FEAT_NORM": ("yes", "no"),
@@ -62,6 +64,10 @@ NO_EFFECT = (
 """Settings that DeMo's files carry for parts that are switched off there too; a change is logged."""
 
 
+_abbreviate = reprlib.Repr()
+_abbreviate.maxstring = _abbreviate.maxother = 80
+
+
 Check = tuple[Callable[[Any], bool], str]
 POSITIVE: Check = (lambda v: 0 < v < float("inf"), "above 0")
 NOT_NEGATIVE: Check = (lambda v: 0 <= v < float("inf"), "0 or more")
@@ -74,6 +80,7 @@ SIZE: Check = (
 )
 PER_CHANNEL: Check = (lambda v: len(v) == 3, "three numbers, one per channel")
 RANGES: dict[str, Check] = {
+    "MODEL.DEVICE_ID": (lambda v: re.fullmatch("[0-9]{1,4}", v) is not None, "one number, such as 0"),
     "MODEL.STRIDE_SIZE": SIZE,
     "MODEL.DROP_PATH": DROPOUT,
     "MODEL.DROP_OUT": DROPOUT,
@@ -124,18 +131,34 @@ def flatten(cfg: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{key}", value
 
 
+def show(value: Any) -> str:
+    """A value for a message, on one line and shortened."""
+    try:
+        return _abbreviate.repr(value)
+    except ValueError:  # Python refuses to write a whole number of thousands of digits
+        return "a very large number"
+
+
+def patch_size(backbone: str) -> int | None:
+    """Pixels on the side of a patch, where the name of the backbone says it."""
+    found = re.search(r"patch([0-9]{1,4})|ViT-\w+-([0-9]{1,4})", backbone)
+    return int(found.group(1) or found.group(2)) if found else None
+
+
 def validate(cfg: CfgNode) -> None:
     """Refuse settings that cannot work, before any work is done."""
     settings = dict(flatten(cfg))
     for key, choices in ALLOWED.items():
         if settings[key] not in choices:
-            raise ConfigError(f"{key} must be one of {', '.join(map(str, choices))}, not {settings[key]!r}")
+            raise ConfigError(
+                f"{key} must be one of {', '.join(map(str, choices))}, not {show(settings[key])}"
+            )
     for key, (value, reason) in NOT_IMPLEMENTED.items():
         if settings[key] != value:
-            raise ConfigError(f"{key} {settings[key]!r} cannot be used: {reason}; set it to {value!r}")
+            raise ConfigError(f"{key} {show(settings[key])} cannot be used: {reason}; set it to {value!r}")
     for key, (accept, requirement) in RANGES.items():
         if not accept(settings[key]):
-            raise ConfigError(f"{key} must be {requirement}, not {settings[key]!r}")
+            raise ConfigError(f"{key} must be {requirement}, not {show(settings[key])}")
     _validate_combinations(cfg)
     defaults = dict(flatten(get_cfg()))
     for key in NO_EFFECT:
@@ -154,8 +177,7 @@ def _validate_combinations(cfg: CfgNode) -> None:
             f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be "
             "equal, since the position embeddings have one grid"
         )
-    if found := re.search(r"patch(\d+)|ViT-\w+-(\d+)", cfg.MODEL.TRANSFORMER_TYPE):
-        patch = int(found.group(1) or found.group(2))
+    if patch := patch_size(cfg.MODEL.TRANSFORMER_TYPE):
         if min(cfg.INPUT.SIZE_TRAIN) < patch:
             raise ConfigError(
                 f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} is smaller than one patch of {patch} pixels"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from datasets.dataset import DatasetError, MultiModalDataset, Sample, Splits, collate
-from datasets.rgbnt201 import read_rgbnt201
+from datasets.dataset import DatasetError, MultiModalDataset, Sample, Scan, Splits, collate
+from datasets.rgbnt201 import read_rgbnt201, scan_rgbnt201
 from datasets.sampler import IdentitySampler
 from datasets.synthetic import ensure_synthetic
 from datasets.transforms import TestTransform, TrainTransform
@@ -52,9 +53,7 @@ class DataBundle:
 
 def build_data(cfg: CfgNode) -> DataBundle:
     """Read the data set that `cfg.DATASETS` names, and make its loaders."""
-    name = cfg.DATASETS.NAMES
-    if name not in READERS:
-        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(READERS)}")
+    name = _known_name(cfg)
     splits = READERS[name](Path(cfg.DATASETS.ROOT_DIR))
     logger.info("data set %s in %s\n%s", name, cfg.DATASETS.ROOT_DIR, splits.describe())
 
@@ -83,7 +82,12 @@ def build_data(cfg: CfgNode) -> DataBundle:
     row_of = {paths: row for row, paths in enumerate(distinct)}
     return DataBundle(
         train_loader=_make_loader(
-            MultiModalDataset(splits.train, train_transform, cfg.SOLVER.SEED),
+            MultiModalDataset(
+                splits.train,
+                train_transform,
+                cfg.SOLVER.SEED,
+                replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
+            ),
             batch_size=cfg.SOLVER.IMS_PER_BATCH,
             num_workers=cfg.DATALOADER.NUM_WORKERS,
             sampler=sampler,
@@ -102,6 +106,18 @@ def build_data(cfg: CfgNode) -> DataBundle:
         num_views=1 + max(scene_ids) if len(scene_ids) > 1 else 0,
         protocol="camera",
     )
+
+
+def scan_data(cfg: CfgNode) -> Scan:
+    """List the files of the data set that `cfg.DATASETS` names, even if it cannot be used as it is."""
+    return SCANNERS[_known_name(cfg)](Path(cfg.DATASETS.ROOT_DIR))
+
+
+def _known_name(cfg: CfgNode) -> str:
+    name: str = cfg.DATASETS.NAMES
+    if name not in READERS:
+        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(READERS)}")
+    return name
 
 
 def _number_cameras(splits: Splits, *, unseen: str) -> Splits:
@@ -139,22 +155,34 @@ def _make_loader(
     )
 
 
-def _read_rgbnt201_below(root: Path) -> Splits:
+def _find_rgbnt201(root: Path) -> Path:
     folder = root / "RGBNT201"
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # unlike Path.is_dir, this is False for a name that cannot exist
         raise DatasetError(
-            f"there is no folder {folder.resolve()}: put the RGBNT201 data set there, "
+            f"there is no folder {folder.absolute()}: put the RGBNT201 data set there, "
             "or set DATASETS.ROOT_DIR to the folder that holds it"
         )
-    return read_rgbnt201(folder)
+    return folder
 
 
-def _draw_and_read_synthetic(root: Path) -> Splits:
-    return read_rgbnt201(ensure_synthetic(root, seed=0))  # the same data set for every training seed
+def _draw_synthetic(root: Path) -> Path:
+    try:
+        return ensure_synthetic(root, seed=0)  # the same data set for every training seed
+    except OSError as error:
+        raise DatasetError(
+            f"the synthetic data set cannot be drawn in {root.absolute()} ({error.strerror}); "
+            "set DATASETS.ROOT_DIR to a folder with space that can be written"
+        ) from error
 
 
 READERS: dict[str, Callable[[Path], Splits]] = {
-    "RGBNT201": _read_rgbnt201_below,
-    "Synthetic": _draw_and_read_synthetic,
+    "RGBNT201": lambda root: read_rgbnt201(_find_rgbnt201(root)),
+    "Synthetic": lambda root: read_rgbnt201(_draw_synthetic(root)),
 }
 """By the name in DATASETS.NAMES: from DATASETS.ROOT_DIR to records."""
+
+SCANNERS: dict[str, Callable[[Path], Scan]] = {
+    "RGBNT201": lambda root: scan_rgbnt201(_find_rgbnt201(root)),
+    "Synthetic": lambda root: scan_rgbnt201(_draw_synthetic(root)),
+}
+"""Likewise: from DATASETS.ROOT_DIR to records and problems."""

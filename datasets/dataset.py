@@ -2,22 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import NamedTuple
 
-from structures import ImageRecord, ModalBatch, PerModality, UserError
+from structures import ImageRecord, ModalBatch, PerModality, UserError, on_one_line
+
+IMAGE_FORMATS = ("JPEG", "PNG")
+"""What is decoded, whatever the name says: for other formats Pillow may start other programs."""
 
 
 class DatasetError(UserError):
     """The files on disk are not what the data set should be."""
+
+
+class UnreadableImageError(DatasetError):
+    """An image file that cannot be read.
+
+    Attributes:
+        summary: "path (modality): reason".
+    """
+
+    def __init__(self, message: str, summary: str = "") -> None:
+        # The summary has a default because a loader process hands on an error by its message alone.
+        super().__init__(message)
+        self.summary = summary
+
+
+class Problem(NamedTuple):
+    """Something that is wrong with a data set.
+
+    Attributes:
+        kind: one word, to count by.
+        path: the file or folder, below the folder of the data set, on one line.
+        message: one sentence on one line that names it.
+    """
+
+    kind: str
+    path: str
+    message: str
+
+
+class Scan(NamedTuple):
+    """What a data set reader finds on disk, be it usable or not.
+
+    Attributes:
+        folder: of the data set.
+        train: training records with the identities on disk. Of a triple that is not whole, the missing files
+            are among the problems.
+        test: test records, likewise.
+        problems: all that is wrong with names and folders; empty for a data set that can be used.
+    """
+
+    folder: Path
+    train: tuple[ImageRecord, ...]
+    test: tuple[ImageRecord, ...]
+    problems: tuple[Problem, ...]
 
 
 class Splits(NamedTuple):
@@ -66,11 +114,13 @@ class Sample:
         images: normalised images, each (3, H, W).
         record: where the triple comes from.
         person_mask: (H, W), 1 where the person is, or None.
+        unreadable: the files in whose place this triple was read, see `ModalBatch`.
     """
 
     images: PerModality[Tensor]
     record: ImageRecord
     person_mask: Tensor | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 class MultiModalDataset(Dataset[Sample]):
@@ -78,7 +128,7 @@ class MultiModalDataset(Dataset[Sample]):
 
     The augmentation of a sample depends on the seed and its `SampleKey` alone. Neither the number of worker
     processes nor what ran before has an influence on it, and reading a sample leaves the global random state
-    as it was.
+    as it was. The same holds for the triple that stands in for an unreadable one.
     """
 
     def __init__(
@@ -88,6 +138,7 @@ class MultiModalDataset(Dataset[Sample]):
         seed: int = 0,
         *,
         mask_transform: Callable[[Image.Image], Tensor] | None = None,
+        replace_unreadable: bool = False,
     ) -> None:
         """Hold the records; nothing is read yet.
 
@@ -96,11 +147,14 @@ class MultiModalDataset(Dataset[Sample]):
             transform: turns three RGB images into three (3, H, W) tensors; may use torch's global generator.
             seed: non-negative; decides the augmentation.
             mask_transform: turns a grey-scale image into an (H, W) mask. Without it no masks are read.
+            replace_unreadable: read another triple of the same identity where an image cannot be read,
+                instead of raising an error.
         """
         self.records = tuple(records)
         self._transform = transform
         self._seed = seed
         self._mask_transform = mask_transform
+        self._replace_unreadable = replace_unreadable
 
     def __len__(self) -> int:
         return len(self.records)
@@ -109,8 +163,7 @@ class MultiModalDataset(Dataset[Sample]):
         """Read one triple; a plain index stands for its first draw in epoch 0."""
         if not isinstance(key, SampleKey):
             key = SampleKey(key)
-        record = self.records[key.index]
-        images = PerModality.build(lambda m: _read_image(record.paths.of(m), m.value, mode="RGB"))
+        record, images, unreadable = self._read(key)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
             torch.default_generator.manual_seed(_seed_of(self._seed, key))
@@ -118,7 +171,34 @@ class MultiModalDataset(Dataset[Sample]):
         mask = None
         if self._mask_transform is not None and record.mask_path is not None:
             mask = self._mask_transform(_read_image(record.mask_path, "mask", mode="L"))
-        return Sample(tensors, record, mask)
+        return Sample(tensors, record, mask, unreadable)
+
+    def _read(self, key: SampleKey) -> tuple[ImageRecord, PerModality[Image.Image], tuple[str, ...]]:
+        """The wanted triple or the one in its place, its images, and the files that could not be read."""
+        failures: list[UnreadableImageError] = []
+        for record in self._candidates(key):
+            try:
+                return record, _read_triple(record), tuple(failure.summary for failure in failures)
+            except UnreadableImageError as error:
+                if not self._replace_unreadable:
+                    raise
+                failures.append(error)
+        raise DatasetError(
+            f"none of the {len(failures)} triples of the identity of {self.records[key.index].name} can be "
+            f"read, so that nothing can replace it; the first failure: {failures[0]}"
+        )
+
+    def _candidates(self, key: SampleKey) -> Iterator[ImageRecord]:
+        """The wanted record, then the others of its identity in an order that depends on the key alone."""
+        wanted = self.records[key.index]
+        yield wanted
+        others = [
+            row
+            for row, record in enumerate(self.records)
+            if record.person_id == wanted.person_id and row != key.index
+        ]
+        rng = np.random.default_rng((self._seed, key.epoch, key.index, key.draw))
+        yield from (self.records[row] for row in rng.permutation(others))
 
 
 def collate(samples: Sequence[Sample]) -> ModalBatch:
@@ -132,7 +212,21 @@ def collate(samples: Sequence[Sample]) -> ModalBatch:
         scene_ids=torch.tensor([record.scene_id for record in records]),
         names=tuple(record.name for record in records),
         person_masks=torch.stack(masks) if len(masks) == len(samples) else None,
+        unreadable=tuple(text for sample in samples for text in sample.unreadable),
     )
+
+
+def reason_of(error: Exception) -> str:
+    """Why an image could not be read, on one line and without its path."""
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is no {' or '.join(IMAGE_FORMATS)} image"
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return on_one_line(strerror or str(error) or type(error).__name__)
+
+
+def open_image(source: Path | BinaryIO) -> Image.Image:
+    """Open an image in one of the formats that data sets use; nothing is decoded yet."""
+    return Image.open(source, formats=IMAGE_FORMATS)
 
 
 def _seed_of(seed: int, key: SampleKey) -> int:
@@ -140,9 +234,16 @@ def _seed_of(seed: int, key: SampleKey) -> int:
     return int(np.random.SeedSequence((seed, key.epoch, key.index, key.draw)).generate_state(1)[0])
 
 
+def _read_triple(record: ImageRecord) -> PerModality[Image.Image]:
+    return PerModality.build(lambda m: _read_image(record.paths.of(m), m.value, mode="RGB"))
+
+
 def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return image.convert(mode)  # decodes the whole file, so that a truncated one fails here
     except Exception as error:  # what a broken file raises differs from decoder to decoder
-        raise DatasetError(f"cannot read the {kind} image {path} ({error}): restore the file") from error
+        name, reason = on_one_line(path), reason_of(error)
+        raise UnreadableImageError(
+            f"cannot read the {kind} image {name} ({reason}): restore the file", f"{name} ({kind}): {reason}"
+        ) from error

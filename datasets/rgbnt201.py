@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from datasets.dataset import DatasetError, Splits
-from structures import ImageRecord, Modality, PerModality
+from datasets.dataset import DatasetError, Problem, Scan, Splits
+from structures import ImageRecord, Modality, PerModality, on_one_line
 
 _TRAIN_FOLDER = "train_171"
 _TEST_FOLDER = "test"
@@ -33,81 +33,117 @@ def read_rgbnt201(folder: Path) -> Splits:
         folder: holds `{train_171,test}/{RGB,NI,TI}/`.
 
     Raises:
-        DatasetError: folders are missing or empty, names cannot be parsed, files have no partner in another
-            modality, masks are incomplete, or an identity is in both splits. One error for all of these.
+        DatasetError: `scan_rgbnt201` finds a problem. One error for all of them.
     """
-    problems: list[str] = []
-    train = _read_split(folder / _TRAIN_FOLDER, problems)
-    test = _read_split(folder / _TEST_FOLDER, problems)
-    train_ids = {record.person_id for record in train}
-    in_both = sorted(train_ids & {record.person_id for record in test})
-    problems += [f"identity {i:06d} is in both {_TRAIN_FOLDER} and {_TEST_FOLDER}" for i in in_both]
-    if problems:
-        raise DatasetError(_report(folder, problems))
-    labels = {person_id: label for label, person_id in enumerate(sorted(train_ids))}
-    train = tuple(replace(record, person_id=labels[record.person_id]) for record in train)
-    return Splits(train=train, query=test, gallery=test)
+    scan = scan_rgbnt201(folder)
+    if scan.problems:
+        raise DatasetError(_report(scan))
+    train_ids = sorted({record.person_id for record in scan.train})
+    labels = {person_id: label for label, person_id in enumerate(train_ids)}
+    train = tuple(replace(record, person_id=labels[record.person_id]) for record in scan.train)
+    return Splits(train=train, query=scan.test, gallery=scan.test)
 
 
-def _read_split(folder: Path, problems: list[str]) -> tuple[ImageRecord, ...]:
-    """The records of one split, with the ids on disk; what is wrong is added to `problems`."""
-    found = PerModality.build(lambda m: _list_images(folder / m.value, problems))
+def scan_rgbnt201(folder: Path) -> Scan:
+    """List the records of a folder in the layout of RGBNT201, and all that is wrong with it.
+
+    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
+    files without a partner in another modality, incomplete masks, identities in both splits. No file is
+    opened.
+
+    Args:
+        folder: holds `{train_171,test}/{RGB,NI,TI}/`.
+    """
+    train, train_problems = _scan_split(folder / _TRAIN_FOLDER)
+    test, test_problems = _scan_split(folder / _TEST_FOLDER)
+    in_both = sorted({record.person_id for record in train} & {record.person_id for record in test})
+    identity_problems = [
+        Problem("identity", _TEST_FOLDER, f"identity {i:06d} is in both {_TRAIN_FOLDER} and {_TEST_FOLDER}")
+        for i in in_both
+    ]
+    return Scan(folder, train, test, (*train_problems, *test_problems, *identity_problems))
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """The identity and the camera (from 0) that a file name says, or None if that has another form."""
+    match = _IMAGE_NAME.fullmatch(name)
+    return (int(match["person"]), int(match["camera"]) - 1) if match else None
+
+
+def _scan_split(folder: Path) -> tuple[tuple[ImageRecord, ...], list[Problem]]:
+    """The records of one split, with the ids on disk, and what is wrong."""
+    problems: list[Problem] = []
+    found = PerModality.build(lambda m: _list_files(folder / m.value, problems))
     masks_folder = folder / _MASK_FOLDER
-    has_masks = masks_folder.is_dir()
-    names = sorted(found.rgb | found.ni | found.ti)
+    masks = _list_files(masks_folder, problems) if os.path.isdir(masks_folder) else None
     records = []
+    names = sorted(found.rgb | found.ni | found.ti)
     for name in names:
         having = [m.value for m in Modality if name in found.of(m)]
         # A folder without any file is one problem, already noted, not one for each name.
         lacking = [m.value for m in Modality if found.of(m) and name not in found.of(m)]
-        match = _IMAGE_NAME.fullmatch(name)
-        if match is None:
-            problems.append(f"{folder.name}/{having[0]}/{name} is not named like 000001_cam1_0_00.jpg")
+        path = _where(folder.name, having[0], name)
+        parsed = parse_name(name)
+        if parsed is None:
+            problems.append(Problem("unparsable", path, f"{path} is not named like 000001_cam1_0_00.jpg"))
             continue
         if lacking:
-            problems.append(f"{folder.name}/{having[0]}/{name} has no partner in {' and '.join(lacking)}")
+            problems.append(Problem("unpaired", path, f"{path} has no partner in {' and '.join(lacking)}"))
         records.append(
             ImageRecord(
                 paths=PerModality(*(folder / modality.value / name for modality in Modality)),
-                person_id=int(match["person"]),
-                camera_id=int(match["camera"]) - 1,
-                mask_path=masks_folder / _mask_name(name) if has_masks else None,
+                person_id=parsed[0],
+                camera_id=parsed[1],
+                mask_path=None if masks is None else masks_folder / _mask_name(name),
             )
         )
-    if has_masks:
-        _check_masks(masks_folder, {_mask_name(name) for name in names}, problems)
-    return tuple(records)
+    if masks:
+        wanted = {_mask_name(record.name) for record in records}
+        problems += _mask_problems(masks_folder, wanted - masks, "is missing")
+        problems += _mask_problems(
+            masks_folder, masks - {_mask_name(n) for n in names}, "belongs to no image"
+        )
+    return tuple(records), problems
 
 
-def _list_images(folder: Path, problems: list[str]) -> set[str]:
-    if not folder.is_dir():
-        problems.append(f"the folder {folder.parent.name}/{folder.name} is missing")
+def _list_files(folder: Path, problems: list[Problem]) -> set[str]:
+    """The names in a folder without what file managers leave behind; what is wrong is added to `problems`."""
+    where = _where(folder.parent.name, folder.name)
+    try:
+        with os.scandir(folder) as scan:
+            entries = [e for e in scan if not e.name.startswith(".") and e.name != "Thumbs.db"]
+    except FileNotFoundError:
+        problems.append(Problem("folder", where, f"the folder {where} is missing"))
         return set()
-    names = _visible_names(folder.iterdir())
-    if not names:
-        problems.append(f"the folder {folder.parent.name}/{folder.name} is empty")
-    return names
+    except OSError as error:
+        problems.append(Problem("folder", where, f"the folder {where} cannot be read ({error.strerror})"))
+        return set()
+    if not entries:
+        problems.append(Problem("folder", where, f"the folder {where} is empty"))
+    # A pipe would be waited for ever, and a link may lead nowhere.
+    files = {entry.name for entry in entries if entry.is_file()}
+    for name in sorted({entry.name for entry in entries} - files):
+        path = _where(folder.parent.name, folder.name, name)
+        problems.append(Problem("unreadable", path, f"{path} is not a file"))
+    return files
 
 
-def _check_masks(folder: Path, expected: set[str], problems: list[str]) -> None:
-    present = _visible_names(folder.iterdir())
-    where = f"{folder.parent.name}/{folder.name}"
-    problems += [f"{where}/{name} is missing" for name in sorted(expected - present)]
-    problems += [f"{where}/{name} belongs to no image" for name in sorted(present - expected)]
+def _mask_problems(folder: Path, names: set[str], what: str) -> list[Problem]:
+    paths = [_where(folder.parent.name, folder.name, name) for name in sorted(names)]
+    return [Problem("mask", path, f"{path} {what}") for path in paths]
 
 
-def _visible_names(paths: Iterable[Path]) -> set[str]:
-    """The names without what file managers leave behind."""
-    return {path.name for path in paths if not path.name.startswith(".") and path.name != "Thumbs.db"}
+def _where(*parts: str) -> str:
+    return on_one_line("/".join(parts))
 
 
 def _mask_name(image_name: str) -> str:
     return f"{Path(image_name).stem}.png"
 
 
-def _report(folder: Path, problems: list[str]) -> str:
-    lines = [f"{len(problems)} problem(s) with the data set in {folder}:"]
-    lines += [f"  {problem}" for problem in problems[:_PROBLEMS_SHOWN]]
-    if len(problems) > _PROBLEMS_SHOWN:
-        lines.append(f"  and {len(problems) - _PROBLEMS_SHOWN} more")
+def _report(scan: Scan) -> str:
+    lines = [f"{len(scan.problems)} problem(s) with the data set in {on_one_line(scan.folder)}:"]
+    lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
+    if len(scan.problems) > _PROBLEMS_SHOWN:
+        lines.append(f"  and {len(scan.problems) - _PROBLEMS_SHOWN} more")
     return "\n".join([*lines, _LAYOUT])

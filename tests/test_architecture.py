@@ -16,7 +16,22 @@ ROOMS = {
     "evaluation": {"structures"},
     "engine": {"structures", "evaluation"},
 }
-FORBIDDEN_CALLS = {"print", "eval", "exec"}
+FORBIDDEN_CALLS = {"print", "eval", "exec", "compile", "__import__"}
+RUNS_CODE = {
+    *(
+        f"{module}.{name}"
+        for module in ("pickle", "marshal", "shelve", "dill", "joblib")
+        for name in ("load", "loads", "open", "Unpickler")
+    ),
+    "pandas.read_pickle",
+    "yaml.load",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+    "os.system",
+    "os.popen",
+}
+"""Calls that may run what a foreign file holds."""
+PROGRAM = {*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py")} - set(ROOT.glob("tests/*.py"))
 
 
 def files_of(room: str) -> list[Path]:
@@ -43,7 +58,7 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
                 assert top == room or top in ROOMS[room], f"{path.relative_to(ROOT)} imports {module}"
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [*ROOMS, "tools"])
 def test_rooms_neither_print_nor_move_to_cuda(room: str) -> None:
     for path in files_of(room):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,6 +67,70 @@ def test_rooms_neither_print_nor_move_to_cuda(room: str) -> None:
                 where = f"{path.relative_to(ROOT)}:{node.lineno}"
                 assert not (isinstance(node.func, ast.Name) and name in FORBIDDEN_CALLS), f"{where}: {name}("
                 assert name != "cuda", f"{where}: .cuda("
+
+
+def calls_in(code: str) -> Iterator[tuple[str, dict[str | None, ast.expr], int]]:
+    """Each call as its full name, its keywords and its line; imported names are traced to their module."""
+    tree = ast.parse(code)
+    origin: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            origin |= {alias.asname or alias.name: alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            origin |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, dot, rest = ast.unparse(node.func).partition(".")
+            yield (
+                f"{origin.get(first, first)}{dot}{rest}",
+                {k.arg: k.value for k in node.keywords},
+                node.lineno,
+            )
+
+
+def may_run_foreign_code(code: str) -> list[str]:
+    """The calls that could run code from a file, as "line: name"."""
+
+    def is_constant(value: ast.expr | None, wanted: bool) -> bool:
+        return isinstance(value, ast.Constant) and value.value is wanted
+
+    found = []
+    for name, keywords, line in calls_in(code):
+        unsafe = name in RUNS_CODE or name in {"eval", "exec"}
+        unsafe |= name == "torch.load" and not is_constant(keywords.get("weights_only"), True)
+        unsafe |= name == "numpy.load" and not is_constant(
+            keywords.get("allow_pickle", ast.Constant(False)), False
+        )
+        unsafe |= name.startswith("subprocess.") and "shell" in keywords
+        if unsafe:
+            found.append(f"{line}: {name}")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PROGRAM), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_runs_code_from_a_file(path: Path) -> None:
+    """Weights and data may come from strangers: no pickle, no eval, no shell."""
+    assert may_run_foreign_code(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import torch\ntorch.load(f)", ["2: torch.load"]),
+        ("from torch import load as read\nread(f, weights_only=False)", ["2: torch.load"]),
+        ("import torch\ntorch.load(f, weights_only=True)", []),
+        ("import numpy as np\nnp.load(f, allow_pickle=True)", ["2: numpy.load"]),
+        ("import numpy as np\nnp.load(f, allow_pickle=option)", ["2: numpy.load"]),
+        ("import numpy as np\nnp.load(f)", []),
+        ("import pickle\npickle.Unpickler(f).load()", ["2: pickle.Unpickler"]),
+        ("from pickle import loads\nloads(text)", ["2: pickle.loads"]),
+        ("import yaml\nyaml.load(text)\nyaml.safe_load(text)", ["2: yaml.load"]),
+        ("import subprocess\nsubprocess.run('ls', shell=True)", ["2: subprocess.run"]),
+        ("eval('1')", ["1: eval"]),
+    ],
+)
+def test_the_search_for_such_calls_finds_them(code: str, found: list[str]) -> None:
+    assert may_run_foreign_code(code) == found
 
 
 def test_sdtps_needs_only_torch() -> None:

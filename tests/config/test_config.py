@@ -153,6 +153,16 @@ REFUSED = {
     "prompt tuning": (["MODEL.PROMPT", "True"], ["MODEL.PROMPT", "not implemented"]),
     "negative learning rate": (["SOLVER.BASE_LR", "-1.0"], ["SOLVER.BASE_LR", "above 0"]),
     "empty output": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
+    "unknown reaction to a broken image": (["DATALOADER.ON_ERROR", "ignore"], ["ON_ERROR", "stop", "skip"]),
+    "infinite": (["SOLVER.GAMMA", "1e999"], ["SOLVER.GAMMA", "finite", "inf"]),
+    "infinite in a list": (["INPUT.PIXEL_MEAN", "[0.5, 1e999, 0.5]"], ["INPUT.PIXEL_MEAN", "finite"]),
+    "seed beyond NumPy's": (["SOLVER.SEED", "4294967296"], ["SOLVER.SEED", "4294967295"]),
+    "beyond a float": (["SOLVER.BASE_LR", "1" + "0" * 400], ["SOLVER.BASE_LR", "finite"]),
+    "thousands of digits": (["SOLVER.SEED", "0x" + "f" * 9000], ["SOLVER.SEED", "a very large number"]),
+    "a mapping by lists": (["MODEL.HEAD", "{[]: 1}"], ["MODEL.HEAD", "{[]: 1}"]),
+    "a line break": (["MODEL.NAME", "a\nb"], ["MODEL.NAME", "printable", "a\\nb"]),
+    "two devices": (["MODEL.DEVICE_ID", "0,1"], ["MODEL.DEVICE_ID", "one number"]),
+    "a digit that is no number": (["MODEL.DEVICE_ID", "²"], ["MODEL.DEVICE_ID", "one number"]),
 }
 
 
@@ -182,7 +192,11 @@ BAD_FILES = {
     "not YAML": ("MODEL: [", "not valid YAML"),
     "a list": ("- 1", "sections"),
     "a value for a section": ("MODEL: 3", "MODEL"),
-    "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD.X"),
+    "a date that does not exist": ("MODEL:\n  NAME: 2024-13-45", "not valid YAML"),
+    "brackets without end": ("[" * 500, "not valid YAML"),
+    "a section within itself": ("MODEL: &a\n  HEAD: *a", "MODEL.HEAD takes a int"),
+    "not a number": ("INPUT:\n  PIXEL_STD: [0.5, .nan, 0.5]", "INPUT.PIXEL_STD takes finite numbers"),
+    "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD takes a int"),
 }
 
 
@@ -206,6 +220,14 @@ def test_yaml_reads_unquoted_yes_and_off_as_booleans_and_we_take_them_back(tmp_p
     file.write_text("TEST:\n  FEAT_NORM: no\nMODEL:\n  IF_LABELSMOOTH: off\n")
     cfg = load_config(file)
     assert (cfg.TEST.FEAT_NORM, cfg.MODEL.IF_LABELSMOOTH) == ("no", "off")
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("('RGBNT201')", "RGBNT201"), ('("it\'s")', "it's"), ("('a', 'b')", "('a', 'b')"), ("(a)", "(a)")],
+)
+def test_only_one_text_in_brackets_is_taken_out_of_them(written: str, meant: str) -> None:
+    assert meant == load_config(None, ["MODEL.NAME", written]).MODEL.NAME
 
 
 def test_every_key_is_read_somewhere() -> None:

@@ -138,6 +138,28 @@ def test_input_keys_reach_the_transforms(cfg: CfgNode) -> None:
     assert data.test_loader.dataset[0].images.rgb.shape == (3, 32, 4)
 
 
+def test_unreadable_training_image_stops_or_is_replaced(cfg: CfgNode, rgbnt201: Path) -> None:
+    broken = rgbnt201 / "train_171" / "TI" / "000005_cam1_0_00.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    with pytest.raises(DatasetError, match=f"cannot read the TI image {broken}"):
+        two_epochs(build_data(cfg))
+    cfg.DATALOADER.ON_ERROR = "skip"
+    batches = two_epochs(build_data(cfg))
+    unreadable = {text for batch in batches for text in batch.unreadable}
+    assert len(unreadable) == 1
+    assert unreadable.pop().startswith(f"{broken} (TI): ")
+    assert not any(broken.name in batch.names for batch in batches)
+    for batch in batches[:2]:
+        assert sorted(batch.person_ids.bincount().tolist()) in ([0, 0, 3, 3], [0, 3, 3], [3, 3])
+
+
+def test_unreadable_test_image_always_stops(cfg: CfgNode, rgbnt201: Path) -> None:
+    (rgbnt201 / "test" / "NI" / "000002_cam1_0_00.png").write_bytes(b"")
+    cfg.DATALOADER.ON_ERROR = "skip"
+    with pytest.raises(DatasetError, match=r"cannot read the NI image .*000002_cam1_0_00\.png"):
+        list(build_data(cfg).test_loader)
+
+
 @pytest.mark.usefixtures("rgbnt201")
 @pytest.mark.parametrize("shared", [True, False])
 def test_shared_augment_reaches_the_transform(cfg: CfgNode, rgbnt201: Path, shared: bool) -> None:
@@ -237,4 +259,17 @@ def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:
 
 def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=f"no folder {tmp_path / 'RGBNT201'}: put .* DATASETS.ROOT_DIR"):
+        build_data(cfg)
+
+
+def test_a_root_that_cannot_exist_is_refused(cfg: CfgNode) -> None:
+    cfg.DATASETS.ROOT_DIR = "x" * 5000
+    with pytest.raises(DatasetError, match="there is no folder"):
+        build_data(cfg)
+
+
+def test_synthetic_data_that_cannot_be_drawn_is_refused(cfg: CfgNode, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cfg.merge_from_list(["DATASETS.NAMES", "Synthetic", "DATASETS.ROOT_DIR", str(tmp_path / "file")])
+    with pytest.raises(DatasetError, match=r"cannot be drawn in .*file \(File exists\)"):
         build_data(cfg)

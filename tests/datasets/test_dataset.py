@@ -138,9 +138,9 @@ def test_unreadable_image_is_one_error_that_names_it(
     opened: list[Path] = []
     really_open = Image.open
 
-    def open_and_note(path: Path) -> Image.Image:
+    def open_and_note(path: Path, formats: tuple[str, ...]) -> Image.Image:
         opened.append(path)
-        return really_open(path)
+        return really_open(path, formats=formats)
 
     monkeypatch.setattr(Image, "open", open_and_note)
 
@@ -162,6 +162,82 @@ def test_error_in_a_worker_keeps_its_type_and_message(records: list[ImageRecord]
     loader = DataLoader(MultiModalDataset(records, add_noise), num_workers=1, collate_fn=collate)
     with pytest.raises(DatasetError, match=r"NI_3\.png"):
         list(loader)
+
+
+def test_other_formats_are_refused_whatever_the_name(records: list[ImageRecord]) -> None:
+    """Pillow starts Ghostscript for the content of an EPS file, even if its name ends in .png."""
+    Image.new("RGB", SIZE[::-1]).save(records[0].paths.ti, format="EPS")
+    with pytest.raises(DatasetError, match=r"TI image .*TI_0\.png \(it is no JPEG or PNG image\)"):
+        MultiModalDataset(records, add_noise)[0]
+
+
+@pytest.fixture
+def many_records(records: list[ImageRecord]) -> list[ImageRecord]:
+    """Two identities with eight triples each; a triple is known by its place."""
+    return [replace(records[0], person_id=i % 2, camera_id=i) for i in range(16)]
+
+
+def spoil(records: list[ImageRecord], rows: set[int], folder: Path) -> list[ImageRecord]:
+    """Let the records at `rows` name an NI image that does not exist."""
+    return [
+        replace(record, paths=record.paths._replace(ni=folder / f"spoiled_{i}.png")) if i in rows else record
+        for i, record in enumerate(records)
+    ]
+
+
+def test_unreadable_triple_is_replaced_by_one_of_its_identity(
+    many_records: list[ImageRecord], tmp_path: Path
+) -> None:
+    spoiled = spoil(many_records, {3, 5}, tmp_path)
+    dataset = MultiModalDataset(spoiled, add_noise, seed=1, replace_unreadable=True)
+    chosen = set()
+    for epoch in range(40):
+        key = SampleKey(3, epoch)
+        sample = dataset[key]
+        assert sample.record.person_id == 1
+        assert sample.record.camera_id not in (3, 5)
+        expected = {f"{tmp_path}/spoiled_3.png (NI): No such file or directory"}
+        assert set(sample.unreadable) - {item.replace("_3", "_5") for item in expected} == expected
+        assert same(sample, dataset[key])
+        assert dataset[key].record == sample.record
+        chosen.add(sample.record.camera_id)
+    assert chosen == {1, 7, 9, 11, 13, 15}, "any other readable triple of the identity may come"
+    assert {dataset[SampleKey(3, 0, draw)].record.camera_id for draw in range(20)} > {1}
+    other_seed = MultiModalDataset(spoiled, add_noise, seed=2, replace_unreadable=True)
+    places = [[d[SampleKey(3, e)].record.camera_id for e in range(10)] for d in (dataset, other_seed)]
+    assert places[0] != places[1]
+
+
+def test_readable_triples_do_not_change(many_records: list[ImageRecord], tmp_path: Path) -> None:
+    strict = MultiModalDataset(many_records, add_noise)
+    lenient = MultiModalDataset(spoil(many_records, {3}, tmp_path), add_noise, replace_unreadable=True)
+    assert same(strict[1], lenient[1])
+    assert lenient[1].unreadable == ()
+
+
+def test_identity_without_any_readable_triple_is_an_error(
+    many_records: list[ImageRecord], tmp_path: Path
+) -> None:
+    spoiled = spoil(many_records, set(range(1, 16, 2)), tmp_path)
+    dataset = MultiModalDataset(spoiled, add_noise, replace_unreadable=True)
+    with pytest.raises(DatasetError, match=r"none of the 8 triples .* cannot read the NI image .*spoiled_3"):
+        dataset[3]
+
+
+def test_replaced_files_reach_the_batch_and_the_workers_change_nothing(
+    many_records: list[ImageRecord], tmp_path: Path
+) -> None:
+    spoiled = spoil(many_records, {3, 4}, tmp_path)
+    dataset = MultiModalDataset(spoiled, add_noise, replace_unreadable=True)
+    options = {"batch_size": 6, "collate_fn": collate, "shuffle": False}
+    alone, helped = (list(DataLoader(dataset, num_workers=n, **options)) for n in (0, 2))  # type: ignore[arg-type]
+    reasons = [f"{tmp_path}/spoiled_{i}.png (NI): No such file or directory" for i in (3, 4)]
+    assert [batch.unreadable for batch in alone] == [tuple(reasons), (), ()]
+    assert alone[0].to(torch.device("cpu")).unreadable == tuple(reasons)
+    for batch, other in zip(alone, helped, strict=True):
+        assert batch.unreadable == other.unreadable
+        assert torch.equal(batch.camera_ids, other.camera_ids)
+        assert torch.equal(batch.images.ni, other.images.ni)
 
 
 def test_collate_stacks_in_order(records: list[ImageRecord]) -> None:

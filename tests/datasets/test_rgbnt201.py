@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -118,6 +119,50 @@ def test_missing_and_empty_folders_are_one_problem_each(root: Path) -> None:
     assert "test/TI is missing" in message
 
 
+def test_what_is_no_file_is_an_error(root: Path) -> None:
+    """A pipe would be waited for, a link may lead nowhere, a folder is no image."""
+    folder = root / "train_171" / "NI"
+    for name in TRAIN[:2]:
+        (folder / name).unlink()
+    os.mkfifo(folder / TRAIN[0])
+    (folder / TRAIN[1]).symlink_to("nowhere")
+    (folder / "more").mkdir()
+    message = error_of(root)
+    for name in (*TRAIN[:2], "more"):
+        assert f"train_171/NI/{name} is not a file" in message
+
+
+def test_links_to_files_are_followed(root: Path, tmp_path: Path) -> None:
+    original = root / "test" / "NI" / TEST[0]
+    original.rename(tmp_path / "elsewhere.jpg")
+    original.symlink_to(tmp_path / "elsewhere.jpg")
+    assert len(read_rgbnt201(root).query) == len(TEST)
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_scan = os.scandir
+
+    def refuse(folder: Path) -> object:
+        if Path(folder).name == "TI":
+            raise PermissionError(13, "Permission denied")
+        return really_scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    message = error_of(root)
+    assert message.startswith("2 problem(s)")
+    assert "the folder train_171/TI cannot be read (Permission denied)" in message
+
+
+def test_names_are_shown_on_one_line(root: Path) -> None:
+    write_split(root / "test", ["line\nbreak.jpg", os.fsdecode(b"\xff.jpg"), "\u202eright to left.jpg"])
+    lines = error_of(root).splitlines()
+    assert lines[0].startswith("3 problem(s)")
+    assert lines[1:4] == [
+        f"  test/RGB/{name} is not named like 000001_cam1_0_00.jpg"
+        for name in ("line\\nbreak.jpg", "\\u202eright to left.jpg", "\\udcff.jpg")
+    ]
+
+
 def test_missing_root_is_an_error(tmp_path: Path) -> None:
     assert "train_171/RGB is missing" in error_of(tmp_path / "nowhere")
 
@@ -142,6 +187,13 @@ def test_incomplete_or_foreign_masks_are_errors(root: Path) -> None:
     assert message.startswith("2 problem(s)")
     assert "test/MASK/000002_cam1_0_00.png is missing" in message
     assert "test/MASK/000044_cam1_0_00.png belongs to no image" in message
+
+
+def test_empty_mask_folder_is_one_problem(root: Path) -> None:
+    (root / "test" / "MASK").mkdir()
+    message = error_of(root)
+    assert message.startswith("1 problem(s)")
+    assert "the folder test/MASK is empty" in message
 
 
 def test_describe_counts_ids_triples_and_cameras(root: Path) -> None:

@@ -1,0 +1,174 @@
+"""Every file of a data set → what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of
+from structures import ImageRecord, on_one_line
+
+PROBLEM_KINDS = {
+    "folder": "folders that are missing, empty or cannot be read",
+    "unparsable": "files whose name does not say identity and camera",
+    "unpaired": "files without a partner in another modality",
+    "mask": "masks that are missing, or belong to no image",
+    "identity": "identities in both splits",
+    "unreadable": "entries that are no files, or that may not be read",
+    "empty": "files without content",
+    "non-image": "files that are neither JPEG nor PNG",
+    "truncated": "images that begin well and cannot be decoded to the end",
+    "wrong-size": "images of an unusual size, smaller than a patch, or unlike the others of their triple",
+    "duplicated": "files with the same content under two identities",
+}
+"""What `Problem.kind` may be, in the order of reports."""
+
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_COPIES_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class CheckedFile:
+    """What opening a file showed.
+
+    Attributes:
+        digest: of the content; empty if there is none.
+        size: height and width; None if the file cannot be decoded.
+        problem: kind and predicate of a sentence on it, if the file cannot be decoded.
+    """
+
+    digest: bytes = b""
+    size: tuple[int, int] | None = None
+    problem: tuple[str, str] | None = None
+
+
+def files_of(scan: Scan) -> list[Path]:
+    """The images and masks to be opened; those that do not exist are among the problems of the scan."""
+    return [path for record in (*scan.train, *scan.test) for path in _files_of(record) if path.is_file()]
+
+
+def check_file(path: Path) -> CheckedFile:
+    """Read and decode one file; what is wrong with it is returned, not raised."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        return CheckedFile(problem=("unreadable", f"cannot be read ({error.strerror})"))
+    if not content:
+        return CheckedFile(problem=("empty", "is empty"))
+    digest = hashlib.sha256(content).digest()
+    try:
+        with open_image(io.BytesIO(content)) as image:
+            image.load()
+            return CheckedFile(digest, (image.height, image.width))
+    except Image.DecompressionBombError as error:
+        problem = ("wrong-size", f"is too large to be decoded ({error})")
+    except UnidentifiedImageError:
+        if content.startswith(_SIGNATURES):
+            problem = ("truncated", "ends within its header, or that is damaged")
+        else:
+            problem = ("non-image", f"is no {' or '.join(IMAGE_FORMATS)} image")
+    except Exception as error:  # what a broken file raises differs from decoder to decoder
+        problem = ("truncated", f"cannot be decoded to the end ({reason_of(error)})")
+    return CheckedFile(digest, problem=problem)
+
+
+def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -> list[Problem]:
+    """All that is wrong with a data set: its names and folders, its files, and its files together.
+
+    A size is wrong if a side is shorter than `patch`; if it is not the usual size, where more than half of
+    the images share one; or if the files of a triple differ. A file or triple is listed for the first of
+    these reasons that applies. Copies are looked for among images, not among masks.
+
+    Args:
+        scan: names and folders.
+        checked: by path, each of `files_of(scan)`.
+        patch: pixels on the side of a patch.
+
+    Returns:
+        in the order of `PROBLEM_KINDS`.
+    """
+    listing = _Listing(scan, checked)
+    problems = [*scan.problems, *listing.broken(), *listing.wrong_sizes(patch), *listing.copies()]
+    order = list(PROBLEM_KINDS)
+    return sorted(problems, key=lambda problem: order.index(problem.kind))
+
+
+def _files_of(record: ImageRecord) -> Iterator[Path]:
+    yield from record.paths
+    if record.mask_path is not None:
+        yield record.mask_path
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """See `find_problems`."""
+
+    scan: Scan
+    checked: dict[Path, CheckedFile]
+
+    def broken(self) -> Iterator[Problem]:
+        for path, file in self.checked.items():
+            if file.problem is not None:
+                yield self._problem(file.problem[0], path, file.problem[1])
+
+    def wrong_sizes(self, patch: int) -> Iterator[Problem]:
+        usual = self._usual_size()
+        for record in self._records():
+            sizes = dict(self._sizes(_files_of(record)))
+            listed = False
+            for path, size in sizes.items():
+                if min(size) < patch:
+                    what = f"has {_show(size)} pixels, less than one patch of {patch}"
+                elif usual is not None and size != usual:
+                    what = f"has {_show(size)} pixels, where most images have {_show(usual)}"
+                else:
+                    continue
+                listed = True
+                yield self._problem("wrong-size", path, what)
+            if not listed and len(set(sizes.values())) > 1:
+                each = ", ".join(f"{path.parent.name} {_show(size)}" for path, size in sizes.items())
+                yield self._problem(
+                    "wrong-size", record.paths.rgb, f"and its partners differ in size: {each}"
+                )
+
+    def copies(self) -> Iterator[Problem]:
+        owners: defaultdict[bytes, list[tuple[Path, int]]] = defaultdict(list)
+        for record in self._records():
+            for path in record.paths:
+                if path in self.checked and self.checked[path].digest:
+                    owners[self.checked[path].digest].append((path, record.person_id))
+        for (path, person), *others in owners.values():
+            if any(other != person for _, other in others):
+                shown = [self._name(other) for other, _ in others[:_COPIES_SHOWN]]
+                more = f" and {len(others) - _COPIES_SHOWN} more" if len(others) > _COPIES_SHOWN else ""
+                yield self._problem("duplicated", path, f"has the same content as {', '.join(shown)}{more}")
+
+    def _records(self) -> tuple[ImageRecord, ...]:
+        return (*self.scan.train, *self.scan.test)
+
+    def _usual_size(self) -> tuple[int, int] | None:
+        """The size of more than half of the images, if there is one."""
+        sizes = Counter(size for record in self._records() for _, size in self._sizes(record.paths))
+        return next((size for size, count in sizes.items() if 2 * count > sizes.total()), None)
+
+    def _sizes(self, paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:
+        for path in paths:
+            file = self.checked.get(path)
+            if file is not None and file.size is not None:
+                yield path, file.size
+
+    def _problem(self, kind: str, path: Path, what: str) -> Problem:
+        return Problem(kind, self._name(path), f"{self._name(path)} {what}")
+
+    def _name(self, path: Path) -> str:
+        return on_one_line(path.relative_to(self.scan.folder).as_posix())
+
+
+def _show(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"

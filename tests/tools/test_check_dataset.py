@@ -1,0 +1,84 @@
+"""The command: status, report, and what it does not stop at."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import SMALL_MODEL
+from structures import UserError
+from tools.check_dataset import main as check
+
+
+@pytest.fixture
+def root(mini_root: Path, tmp_path: Path) -> Path:
+    shutil.copytree(mini_root, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def run(root: Path, *arguments: str) -> None:
+    settings = ["DATASETS.NAMES", "RGBNT201", "DATASETS.ROOT_DIR", str(root)]
+    check(["--config_file", str(SMALL_MODEL), *arguments, *settings])
+
+
+@pytest.fixture(autouse=True)
+def _keep_log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sets up its own log, which would take the place of pytest's."""
+    monkeypatch.setattr("tools.check_dataset.setup_log", lambda: logging.getLogger().setLevel(logging.INFO))
+
+
+def test_a_clean_data_set_ends_with_status_0(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(root)
+    assert "192 files of 48 triples opened, 0 problem(s)" in caplog.text
+
+
+def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = root / "RGBNT201" / "train_171"
+    (folder / "RGB" / "000001_cam1_0_00.jpg").write_bytes(b"")
+    (folder / "NI" / "000002_cam1_0_00.jpg").unlink()
+    (folder / "TI" / "line\nbreak.jpg").touch()
+    copy = folder / "TI" / "000003_cam1_0_00.jpg"
+    copy.write_bytes((folder / "TI" / "000004_cam1_0_00.jpg").read_bytes())
+    with pytest.raises(SystemExit) as caught:
+        run(root, "--workers", "2", "--json", str(tmp_path / "report.json"))
+    assert caught.value.code == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["files"] == 191
+    counts = {kind: count for kind, count in report["counts"].items() if count}
+    assert counts == {"unparsable": 1, "unpaired": 1, "empty": 1, "duplicated": 1}
+    assert [problem["path"] for problem in report["problems"]] == [
+        "train_171/TI/line\\nbreak.jpg",
+        "train_171/RGB/000002_cam1_0_00.jpg",
+        "train_171/RGB/000001_cam1_0_00.jpg",
+        "train_171/TI/000003_cam1_0_00.jpg",
+    ]
+    for problem in report["problems"]:
+        assert f"{problem['kind']}: {problem['message']}\n" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mention"),
+    [
+        (["--workers", "0"], "--workers must be 1 or more, not 0"),
+        (["--json", "nowhere/report.json"], "there is no folder nowhere"),
+        (["MODEL.HEADS", "2"], "unknown key 'MODEL.HEADS'"),
+    ],
+)
+def test_user_errors(root: Path, arguments: list[str], mention: str) -> None:
+    with pytest.raises(UserError, match=mention):
+        run(root, *arguments)
+
+
+def test_report_into_a_folder_of_its_name(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
+        run(root, "--json", str(tmp_path))
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_missing_data_set(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        run(tmp_path)

@@ -1,0 +1,95 @@
+"""Look for broken files in a data set: `python -m tools.check_dataset --config_file F [KEY VALUE …]`.
+
+Opens every image and mask of the data set that the configuration names and lists all that is wrong, also
+where training would refuse the folder. Status 0: nothing is wrong; 1: something is; 2: a user error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tqdm import tqdm
+
+from config import load_config
+from config.validate import patch_size
+from datasets.build import scan_data
+from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
+from engine.checkpoint import save_json
+from engine.setup import run_command, setup_log
+from structures import UserError
+
+logger = logging.getLogger(__name__)
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Open every image of a data set and list what is wrong.")
+    parser.add_argument("--config_file", metavar="FILE", help="YAML that names the data set")
+    parser.add_argument(
+        "settings", metavar="KEY VALUE", nargs="*", help="overrides, such as DATASETS.ROOT_DIR /data"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what is found to this file")
+    args = parser.parse_intermixed_args(argv)
+    if args.workers < 1:
+        raise UserError(f"--workers must be 1 or more, not {args.workers}")
+    if args.json is not None and not args.json.parent.is_dir():
+        raise UserError(f"{args.json} cannot be written: there is no folder {args.json.parent}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Scan, open every file, report."""
+    args = parse_arguments(argv)
+    cfg = load_config(args.config_file, args.settings)
+    setup_log()
+    scan = scan_data(cfg)
+    paths = files_of(scan)
+    # Threads suffice: reading, hashing and decoding release the interpreter lock.
+    with ThreadPoolExecutor(args.workers) as pool:
+        results = tqdm(pool.map(check_file, paths), "checking", len(paths), unit="file", disable=None)
+        checked = dict(zip(paths, results, strict=True))
+    problems = find_problems(scan, checked, patch=patch_size(cfg.MODEL.TRANSFORMER_TYPE) or 1)
+
+    found = Counter(problem.kind for problem in problems)
+    for problem in problems:
+        logger.warning("%s: %s", problem.kind, problem.message)
+    for kind, count in found.items():
+        logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
+    logger.info(
+        "%s: %d files of %d triples opened, %d problem(s)",
+        scan.folder,
+        len(checked),
+        len(scan.train) + len(scan.test),
+        len(problems),
+    )
+    if args.json is not None:
+        save_report(
+            args.json,
+            {
+                "folder": str(scan.folder),
+                "files": len(checked),
+                "counts": {kind: found[kind] for kind in PROBLEM_KINDS},
+                "problems": [problem._asdict() for problem in problems],
+            },
+        )
+    if problems:
+        raise SystemExit(1)
+
+
+def save_report(path: Path, content: dict[str, object]) -> None:
+    """Write the report, or say why that is not possible."""
+    try:
+        save_json(path, content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    run_command(main)
