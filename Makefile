@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test clean help
+.PHONY: demo test soak clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -16,6 +16,9 @@ test: $(INSTALLED)  ## ruff, mypy and pytest
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+soak: $(INSTALLED)  ## kill a training run ten times, resume it, and compare its weights (minutes)
+	$(BIN)/python -m tools.soak
 
 clean:  ## remove the environment, the drawn data set and all runs
 	rm -rf .venv data/Synthetic runs

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from config import ConfigError, load_config
 from datasets.build import build_data
+from engine.arguments import test_arguments
 from engine.build import make_device, missing_modalities
 from engine.checkpoint import save_arrays, save_json
 from engine.evaluate import evaluate, result_table
-from engine.setup import add_config_arguments, describe_software, run_command, seed_everything, setup_log
+from engine.setup import describe_software, run_command, seed_everything, setup_log
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
@@ -23,14 +22,7 @@ logger = logging.getLogger(__name__)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, evaluate, and report the result and the cost."""
-    parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
-    add_config_arguments(parser, default="the defaults alone")
-    parser.add_argument(
-        "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
-    )
-    parser.add_argument("--metrics", metavar="FILE", type=Path, help="also write the numbers as JSON")
-    args = parser.parse_intermixed_args(argv)
-
+    args = test_arguments(argv)
     cfg = load_config(args.config_file, args.settings)
     if not cfg.TEST.WEIGHT:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """Configuration: every key once, merged from file and command line, validated and frozen."""
 
+from config.compare import check_resumable
 from config.defaults import get_cfg
 from config.load import load_config, save_config
 from config.validate import ConfigError
 
-__all__ = ["ConfigError", "get_cfg", "load_config", "save_config"]
+__all__ = ["ConfigError", "check_resumable", "get_cfg", "load_config", "save_config"]

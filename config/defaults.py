@@ -44,7 +44,7 @@ _C.MODEL.SDTPS_LOSS_WEIGHT = 1.0  # weight of the SDTPS head's losses
 _C.MODEL.IF_WITH_CENTER = "no"  # centre loss: not implemented, only no
 _C.MODEL.PROMPT = False  # prompt tuning: not implemented, only False
 _C.MODEL.ADAPTER = False  # adapters: not implemented, only False
-_C.MODEL.DIST_TRAIN = False  # distributed training: not implemented, only False
+_C.MODEL.DIST_TRAIN = False  # only False; torchrun decides how many processes train
 
 _C.INPUT = CfgNode()
 _C.INPUT.SIZE_TRAIN = [256, 128]  # height and width of training images

@@ -26,6 +26,17 @@ LARGEST = 2**32 - 1
 """The largest whole number of a setting: the largest seed that NumPy takes, and more than any other needs."""
 
 
+KINDS = {
+    bool: "a switch",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    tuple: "a list",
+}
+"""What the types of settings are called in messages."""
+
+
 def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
     """Defaults, then the file, then the command line; validated and frozen.
 
@@ -143,10 +154,7 @@ def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
             return wanted(value)
     elif type(value) is wanted:
         return value
-    raise ConfigError(
-        f"{source}: {key} takes a {wanted.__name__} such as {default!r}, not "
-        f"{type(value).__name__} {show(value)}"
-    )
+    raise ConfigError(f"{source}: {key} takes {KINDS[wanted]} such as {default!r}, not {show(value)}")
 
 
 def _is_number(value: Any) -> bool:

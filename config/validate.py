@@ -39,7 +39,7 @@ NOT_IMPLEMENTED: dict[str, tuple[Any, str]] = {
     "MODEL.IF_WITH_CENTER": ("no", "the centre loss is not implemented"),
     "MODEL.PROMPT": (False, "prompt tuning is not implemented"),
     "MODEL.ADAPTER": (False, "adapters are not implemented"),
-    "MODEL.DIST_TRAIN": (False, "distributed training is not implemented"),
+    "MODEL.DIST_TRAIN": (False, "torchrun decides how many processes train, see docs/reliability.md"),
     "DATALOADER.SAMPLER": ("softmax_triplet", "only the P x K identity sampler is implemented"),
     "SOLVER.WARMUP_METHOD": ("linear", "only the linear warm-up is implemented"),
     "TEST.RE_RANKING": ("no", "re-ranking is not implemented"),

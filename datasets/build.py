@@ -30,7 +30,8 @@ class DataBundle:
     Attributes:
         train_loader: batches (`ModalBatch`) of P × K training triples.
         sampler: the sampler of `train_loader`; call its `set_epoch` before each epoch.
-        test_loader: batches (`ModalBatch`) of the distinct test triples, each once, in a fixed order.
+        test_loader: batches (`ModalBatch`) of the distinct test triples, each once, in a fixed order; with
+            several processes, this one's block of them.
         query_rows: for each query, its row in the order of `test_loader`.
         gallery_rows: for each gallery entry, its row in the order of `test_loader`.
         num_classes: training identities.
@@ -51,8 +52,14 @@ class DataBundle:
     protocol: str
 
 
-def build_data(cfg: CfgNode) -> DataBundle:
-    """Read the data set that `cfg.DATASETS` names, and make its loaders."""
+def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBundle:
+    """Read the data set that `cfg.DATASETS` names, and make its loaders.
+
+    Args:
+        cfg: a configuration.
+        rank: number of this process; it gets its part of every training batch, and of the test triples.
+        num_processes: number of processes.
+    """
     name = _known_name(cfg)
     splits = READERS[name](Path(cfg.DATASETS.ROOT_DIR))
     logger.info("data set %s in %s\n%s", name, cfg.DATASETS.ROOT_DIR, splits.describe())
@@ -77,6 +84,8 @@ def build_data(cfg: CfgNode) -> DataBundle:
         num_instances=cfg.DATALOADER.NUM_INSTANCE,
         batch_size=cfg.SOLVER.IMS_PER_BATCH,
         seed=cfg.SOLVER.SEED,
+        rank=rank,
+        num_processes=num_processes,
     )
     distinct = {record.paths: record for record in (*splits.query, *splits.gallery)}
     row_of = {paths: row for row, paths in enumerate(distinct)}
@@ -88,7 +97,7 @@ def build_data(cfg: CfgNode) -> DataBundle:
                 cfg.SOLVER.SEED,
                 replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
             ),
-            batch_size=cfg.SOLVER.IMS_PER_BATCH,
+            batch_size=cfg.SOLVER.IMS_PER_BATCH // num_processes,
             num_workers=cfg.DATALOADER.NUM_WORKERS,
             sampler=sampler,
             drop_last=True,
@@ -98,6 +107,8 @@ def build_data(cfg: CfgNode) -> DataBundle:
             MultiModalDataset(tuple(distinct.values()), test_transform, mask_transform=test_transform.mask),
             batch_size=cfg.TEST.IMS_PER_BATCH,
             num_workers=cfg.DATALOADER.NUM_WORKERS,
+            # A block of consecutive rows for each process: joined by rank, they are in order again.
+            sampler=np.array_split(np.arange(len(distinct)), num_processes)[rank].tolist(),
         ),
         query_rows=np.array([row_of[record.paths] for record in splits.query]),
         gallery_rows=np.array([row_of[record.paths] for record in splits.gallery]),
@@ -130,7 +141,9 @@ def _number_cameras(splits: Splits, *, unseen: str) -> Splits:
     trained = sorted({record.camera_id for record in splits.train})
     others = sorted({record.camera_id for record in (*splits.query, *splits.gallery)} - set(trained))
     if others and unseen == "error":
-        raise DatasetError(f"test cameras {others} have no training images; see TEST.UNSEEN_CAMERA")
+        raise DatasetError(
+            f"test cameras {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
+        )
     if others and unseen != "ignore":
         logger.warning("test cameras %s have no training images; their embedding is %s", others, unseen)
     number = {camera: index for index, camera in enumerate([*trained, *others])}

@@ -29,11 +29,23 @@ class IdentitySampler(Sampler[SampleKey]):
     - When fewer than P identities have chunks left, these chunks are left out. Which ones depends on the
       draws, so the number of batches may differ from epoch to epoch. It is at least 1.
 
-    The order depends on the seed and the epoch alone. `len` is the exact number of samples in the current
-    epoch. Call `set_epoch` before each epoch; otherwise the same order comes again.
+    The order depends on the seed and the epoch alone. `len` is the exact number of samples that the next
+    iteration gives. Call `set_epoch` before each epoch; otherwise the same order comes again.
+
+    With several processes each batch is cut into equal parts, and process number `rank` gets the samples of
+    its part: together they see the same batches as one process.
     """
 
-    def __init__(self, person_ids: Sequence[int], *, num_instances: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        person_ids: Sequence[int],
+        *,
+        num_instances: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        num_processes: int = 1,
+    ) -> None:
         """Group the samples by identity.
 
         Args:
@@ -41,13 +53,23 @@ class IdentitySampler(Sampler[SampleKey]):
             num_instances: K, images per identity in a batch.
             batch_size: P × K.
             seed: non-negative.
+            rank: number of this process, from 0.
+            num_processes: must divide `batch_size`.
         """
         if num_instances < 1 or batch_size < 1 or batch_size % num_instances:
             raise ValueError(f"a batch of {batch_size} cannot be made of {num_instances} images per identity")
+        if batch_size % num_processes:
+            raise DatasetError(
+                f"SOLVER.IMS_PER_BATCH ({batch_size}) must be a multiple of {num_processes} processes"
+            )
+        self._batch_size = batch_size
+        self._part_size = batch_size // num_processes
+        self._rank = rank
         self._num_instances = num_instances
         self._ids_per_batch = batch_size // num_instances
         self._seed = seed
         self._epoch = 0
+        self._first_batch = 0
         self._keys: list[SampleKey] | None = None  # the order of the current epoch, once it is needed
         ids = np.asarray(person_ids)
         self._rows_of_identity = [np.flatnonzero(ids == person_id) for person_id in np.unique(ids)]
@@ -58,17 +80,27 @@ class IdentitySampler(Sampler[SampleKey]):
                 "make the batch smaller or take more images per identity"
             )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, from 0, whose order the next iteration gives."""
+    def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Choose what the next iteration gives.
+
+        Args:
+            epoch: from 0; decides the order.
+            first_batch: batches of the epoch to leave out, because an interrupted run has done them already.
+        """
         if epoch != self._epoch:
             self._epoch = epoch
             self._keys = None
+        self._first_batch = first_batch
 
     def __iter__(self) -> Iterator[SampleKey]:
-        return iter(self._keys_of_epoch())
+        keys = self._keys_of_epoch()
+        for start in range(self._first_batch * self._batch_size, len(keys), self._batch_size):
+            first = start + self._rank * self._part_size
+            yield from keys[first : first + self._part_size]
 
     def __len__(self) -> int:
-        return len(self._keys_of_epoch())
+        num_batches = len(self._keys_of_epoch()) // self._batch_size
+        return max(0, num_batches - self._first_batch) * self._part_size
 
     def _keys_of_epoch(self) -> list[SampleKey]:
         if self._keys is None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from yacs.config import CfgNode
 
+from engine.distributed import World
+from engine.run_state import TrainSettings
 from engine.setup import choose_device
-from engine.train import TrainSettings
 from structures import Modality
 
 
-def make_device(cfg: CfgNode) -> torch.device:
-    """The device to compute on."""
-    return choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID)
+def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
+    """The device that this process computes on."""
+    local_rank = world.local_rank if world is not None and world.size > 1 else None
+    return choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID, local_rank)
 
 
 def missing_modalities(cfg: CfgNode) -> tuple[Modality, ...]:

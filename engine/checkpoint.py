@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import pickle
+import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
+
+from structures import UserError
+
+logger = logging.getLogger(__name__)
 
 FORMAT = "demo-sdtps-1"
 """Marks a checkpoint of this project; `modeling/weights.py` knows it by its `model` entry."""
@@ -27,6 +34,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{path} cannot be written: {reason}; its earlier version is untouched") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -34,6 +44,58 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 def save_checkpoint(path: Path, **content: Any) -> None:
     """Save tensors and plain values, so that `torch.load(weights_only=True)` reads them."""
     write_atomically(path, lambda file: torch.save({"format": FORMAT, **content}, file))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of this project, all on the CPU."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint {path} does not exist") from None
+    except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError):
+        raise UserError(f"checkpoint {path} cannot be read; it is damaged or not a checkpoint") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT or "progress" not in content:
+        raise UserError(f"{path} is not a checkpoint that training can resume from; use last.pth of a run")
+    return content
+
+
+def find_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
+    """The checkpoint to resume from.
+
+    Args:
+        resume: None to start anew, a path, or empty for last.pth of the run folder.
+        folder: the run folder.
+
+    Returns:
+        None to start from the beginning, also where a run was killed before its first checkpoint.
+    """
+    if resume is None:
+        return None
+    if not resume and not (folder / "last.pth").exists():
+        logger.warning("%s holds no last.pth yet: the run starts from the beginning", folder)
+        return None
+    return load_checkpoint(Path(resume) if resume else folder / "last.pth")
+
+
+def random_states() -> dict[str, Any]:
+    """The states of all global random generators, as plain values and tensors."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore_random_states(states: dict[str, Any]) -> None:
+    """Set the global random generators to what `random_states` gave."""
+    kind, keys, *rest = states["numpy"]
+    random.setstate(states["python"])
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def save_json(path: Path, content: Any) -> None:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
+from engine.checkpoint import save_json
+from engine.distributed import World
 from evaluation.evaluator import RetrievalEvaluator
 from evaluation.selection import SelectionMetrics
 from structures import RETURN_PATTERNS, HeadOutput, ModalBatch, Modality, ModelOutput, RankingMetrics
 
+logger = logging.getLogger(__name__)
+
 PIXEL_BLOCK = 8  # side of the blocks that the raw-pixel control averages
+
+
+class Cost(Protocol):
+    """What a model costs."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+
+    def table(self) -> str:
+        """Text."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +78,32 @@ def evaluate(
     evaluator: RetrievalEvaluator,
     device: torch.device,
     missing: Sequence[Modality] = (),
+    world: World | None = None,
+    check_stop: Callable[[], None] = lambda: None,
 ) -> EvaluationResult:
     """Encode each test triple once, in float32, and score the result.
 
     Args:
         model: makes a `ModelOutput` of a batch. A module is put into evaluation mode and then back.
-        loader: the distinct test triples.
+        loader: the distinct test triples; with several processes, this one's block of them.
         evaluator: collects and scores.
         device: where the batches go.
         missing: modalities whose images are replaced by zeros.
+        world: the processes of the run; all of them get the whole result.
+        check_stop: called after each batch; may raise to stop the evaluation.
     """
+    world = world or World()
     start = time.perf_counter()
     evaluator.reset()
-    num_samples = 0
     with _evaluation_mode(model):
-        for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=None):
+        quiet = None if world.is_main else True
+        for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=quiet):
             batch = batch.to(device).without(missing)
             evaluator.update(model(batch), batch)
-            num_samples += len(batch)
+    check_stop()
+    evaluator.join(world.gather_objects(evaluator.state()))
     ranking = evaluator.compute()
+    num_samples = len(evaluator.collected().person_ids)
     return EvaluationResult(ranking, evaluator.compute_selection(), num_samples, time.perf_counter() - start)
 
 
@@ -123,3 +146,19 @@ def result_table(result: EvaluationResult, controls: Mapping[str, EvaluationResu
             f"(chance {result.selection.chance:.1%}, best possible {result.selection.best:.1%})"
         )
     return "\n".join(lines)
+
+
+def write_report(
+    folder: Path,
+    *,
+    epochs: Sequence[Mapping[str, Any]],
+    result: EvaluationResult,
+    controls: Mapping[str, EvaluationResult],
+    cost: Cost,
+) -> None:
+    """Log the result of the last epoch and the cost, and write both to metrics.json behind the epochs."""
+    summary = {name: found.as_dict() for name, found in {"last epoch": result, **controls}.items()}
+    content = {"epochs": epochs, "summary": summary, "cost": cost.as_dict()}
+    save_json(folder / "metrics.json", content)
+    logger.info("last epoch, all files in %s\n%s", folder, result_table(result, controls))
+    logger.info("cost\n%s", cost.table())

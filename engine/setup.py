@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from engine.interrupt import RunStopped
 from structures import UserError
 
 logger = logging.getLogger(__name__)
@@ -49,32 +51,35 @@ def setup_log(log_file: Path | None = None) -> None:
     logging.captureWarnings(True)
 
 
-def start_run(folder: Path, *, overwrite: bool) -> Path:
-    """Make the run folder and log into it.
+def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Make the run folder and log into it. Only the main process writes.
 
     Args:
         folder: where the run writes.
         overwrite: remove an earlier run that the folder holds, instead of refusing.
+        resume: go on with the run that the folder holds.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("training with several processes is not implemented; start it without torchrun")
+    if not is_main_process():
+        setup_log()
+        return
     earlier = [folder / name for name in RUN_FILES if (folder / name).exists()]
     earlier += sorted(folder.glob("epoch_*.pth"))
-    if earlier and not overwrite:
+    if earlier and not (overwrite or resume):
         raise UserError(
-            f"{folder} already holds a run ({earlier[0].name}); choose another OUTPUT_DIR or add --overwrite"
+            f"{folder} already holds a run ({earlier[0].name}); add --resume to go on with it, "
+            "--overwrite to replace it, or choose another OUTPUT_DIR"
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in earlier:
+        for path in [*([] if resume else earlier), *folder.glob(".*.tmp")]:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
         setup_log(folder / "log.txt")
+        logger.info("run folder %s, %s", folder, describe_software())
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
-    return folder
 
 
 def seed_everything(seed: int) -> None:
@@ -84,20 +89,24 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def choose_device(name: str, device_id: str) -> torch.device:
+def choose_device(name: str, device_id: str, local_rank: int | None = None) -> torch.device:
     """The device that MODEL.DEVICE and MODEL.DEVICE_ID name.
 
     Args:
         name: `cuda`, `cpu`, or `auto` for CUDA where there is one.
-        device_id: number of the CUDA device.
+        device_id: number of the CUDA device, for a single process.
+        local_rank: number of this process among several; it takes the CUDA device of that number.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("MODEL.DEVICE is cuda, but torch finds no CUDA device; use auto or cpu")
+    if local_rank is not None:
+        device_id = str(local_rank)
     if not device_id.isdigit() or int(device_id) >= torch.cuda.device_count():
         raise UserError(
-            f"MODEL.DEVICE_ID must be one number below {torch.cuda.device_count()}, not {device_id!r}"
+            f"MODEL.DEVICE_ID, or the number of a process, must be one number below the "
+            f"{torch.cuda.device_count()} CUDA devices, not {device_id!r}"
         )
     return torch.device("cuda", int(device_id))
 
@@ -111,33 +120,24 @@ def describe_software() -> str:
         check=False,
     )
     commit = git.stdout.strip() or "unknown"
-    return f"commit {commit}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads"
-
-
-def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    """The arguments that both entry points take."""
-    parser.add_argument(
-        "--config_file",
-        metavar="FILE",
-        help=f"YAML with the settings that differ from the defaults (without it: {default})",
-    )
-    parser.add_argument(
-        "--allow_partial", action="store_true", help="load the weights that fit even if others are missing"
-    )
-    parser.add_argument(
-        "settings",
-        metavar="KEY VALUE",
-        nargs="*",
-        help="settings that override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
+    processes = os.environ.get("WORLD_SIZE", "1")
+    return (
+        f"commit {commit}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, "
+        f"{torch.cuda.device_count()} CUDA devices, {processes} processes"
     )
 
 
 def run_command(command: Callable[[Sequence[str] | None], None]) -> None:
-    """Run an entry point; a user error ends it with one line and status 2, Ctrl-C with status 130."""
+    """Run an entry point; a user error ends it with one line and status 2, a signal with how to go on."""
     try:
         command(None)
     except UserError as error:
         raise SystemExit(_fail(error)) from None
+    except RunStopped as stopped:
+        command_line = " ".join(shlex.quote(word) for word in sys.argv if word != "--overwrite")
+        resume = command_line if "--resume" in sys.argv else f"{command_line} --resume"
+        logger.warning("%s; go on with: python %s", stopped, resume)
+        raise SystemExit(stopped.status) from None
     except KeyboardInterrupt:
         logger.error("interrupted")
         raise SystemExit(130) from None

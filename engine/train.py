@@ -7,18 +7,22 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from engine.checkpoint import save_checkpoint, save_json
+from engine.checkpoint import random_states, restore_random_states, save_checkpoint, save_json
+from engine.distributed import World
 from engine.evaluate import EvaluationResult
+from engine.interrupt import RunStopped, StopRequested, StopSwitch
+from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
@@ -28,61 +32,21 @@ class NonFiniteLossError(UserError):
     """The loss became NaN or infinite."""
 
 
-class Loader(Protocol):
-    """Batches of one epoch, their number known."""
-
-    def __iter__(self) -> Iterator[Any]: ...
-
-    def __len__(self) -> int: ...
-
-
-class Schedule(Protocol):
-    """The learning rate of each epoch, counted from 1."""
-
-    def step(self, epoch: int) -> None:
-        """Set the rates of the epoch that is about to start."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must keep."""
-
-
-@dataclass(frozen=True)
-class TrainSettings:
-    """How to train.
-
-    Attributes:
-        epochs: number of epochs.
-        clip_grad: largest gradient norm; 0 for no clipping.
-        mixed_precision: float16 on CUDA; the CPU always computes in float32.
-        log_period: steps between two log lines.
-        eval_period: epochs between two evaluations; the last epoch is always evaluated.
-        checkpoint_period: also keep the weights of every n-th epoch; 0 for none.
-        config: the configuration as YAML, to be kept in the checkpoints.
-    """
-
-    epochs: int
-    clip_grad: float = 0.0
-    mixed_precision: bool = True
-    log_period: int = 10
-    eval_period: int = 1
-    checkpoint_period: int = 0
-    config: str = ""
-
-
 class Trainer:
     """Trains a model, evaluates it, and keeps the last and the best weights.
 
     Args:
-        model: maps a batch to a `ModelOutput`.
+        model: maps a batch to a `ModelOutput`. With several processes its heads see the whole batch.
         criterion: maps an output and (B,) identities to named, weighted losses.
         optimizer: over the model's parameters.
         schedule: of the learning rates.
-        loader: training batches.
-        set_epoch: tells the loader's sampler which epoch comes.
-        evaluate: scores the model as it is.
+        loader: training batches; with several processes, this one's part of each.
+        set_epoch: see `SetEpoch`.
+        evaluate: scores the model as it is; calls its argument now and then, so that a signal can stop it.
         device: where the model is.
         folder: the run folder.
         settings: see `TrainSettings`.
+        world: the processes of the run.
     """
 
     def __init__(
@@ -93,11 +57,12 @@ class Trainer:
         optimizer: Optimizer,
         schedule: Schedule,
         loader: Loader,
-        set_epoch: Callable[[int], None],
-        evaluate: Callable[[], EvaluationResult],
+        set_epoch: SetEpoch,
+        evaluate: Callable[[Callable[[], None]], EvaluationResult],
         device: torch.device,
         folder: Path,
         settings: TrainSettings,
+        world: World | None = None,
     ) -> None:
         self.model = model
         self.criterion = criterion
@@ -109,104 +74,196 @@ class Trainer:
         self.device = device
         self.folder = folder
         self.settings = settings
+        self.world = world or World()
+        self.progress = Progress()
+        self.stop = StopSwitch()
         self.mixed_precision = settings.mixed_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mixed_precision)
-        self.step = 0
-        self.best_map = -1.0
-        self.metrics: dict[str, Any] = {"epochs": []}
+        self.parallel: nn.Module = model
+        if self.world.size > 1:
+            self.parallel = DistributedDataParallel(
+                model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
+            )
+        self._board: SummaryWriter | None = None
         self._last_losses: Mapping[str, float] = {}
 
+    def resume(self, content: Mapping[str, Any]) -> None:
+        """Go on from the content of a checkpoint that `run` has written."""
+        self.model.load_state_dict(content["model"])
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.scaler.load_state_dict(content["scaler"])
+        self.progress = Progress(**content["progress"])
+        states = content["random"]
+        if len(states) == self.world.size:
+            restore_random_states(states[self.world.rank])
+        else:
+            logger.warning("%d processes started this run: dropout and noise differ now", len(states))
+        progress = self.progress
+        logger.info("resuming after %d epochs and %d steps", progress.epoch, progress.steps_in_epoch)
+
     def run(self) -> EvaluationResult:
-        """Train all epochs; returns the evaluation of the last one."""
-        self._start = time.perf_counter()
+        """Train the epochs that are left; returns the evaluation of the last one.
+
+        Raises:
+            RunStopped: a signal asked to stop, and everything is saved.
+        """
+        progress = self.progress
+        self._started_at = (time.perf_counter(), progress.step)
+        if self.world.is_main:
+            board = str(self.folder / "tensorboard")
+            self._board = SummaryWriter(board, purge_step=progress.step + 1 if progress.step else None)
         result: EvaluationResult | None = None
-        with SummaryWriter(str(self.folder / "tensorboard")) as board:
-            for epoch in range(1, self.settings.epochs + 1):
-                record = {"epoch": epoch, **self._train_epoch(epoch, board)}
-                result = None
-                if epoch % self.settings.eval_period == 0 or epoch == self.settings.epochs:
-                    result = self._evaluate_epoch(epoch, board)
-                    record["test"] = result.as_dict()
-                self.metrics["epochs"].append(record)
-                save_json(self.folder / "metrics.json", self.metrics)
-                self._save(epoch, result)
-        assert result is not None, "the last epoch is always evaluated"
+        try:
+            with self.stop.listen():
+                while progress.epoch < self.settings.epochs or result is None:
+                    result = self._run_epoch(min(progress.epoch + 1, self.settings.epochs))
+        except StopRequested:
+            self._save()
+            raise RunStopped(*self._stop_message()) from None
+        finally:
+            if self._board is not None:
+                self._board.close()
+        unreadable = sorted(set().union(*self.world.gather_objects(progress.unreadable)))
+        if unreadable:
+            names = "\n  ".join(unreadable)
+            logger.warning("%d training images could not be read:\n  %s", len(unreadable), names)
         return result
 
-    def _train_epoch(self, epoch: int, board: SummaryWriter) -> dict[str, Any]:
-        """One pass over the training batches; returns the means of the epoch."""
+    def _run_epoch(self, epoch: int) -> EvaluationResult | None:
+        """Train what is left of an epoch, evaluate if it is time, save."""
+        progress = self.progress
+        is_new = progress.epoch < epoch
+        record = {"epoch": epoch, **self._train_epoch(epoch)} if is_new else {}
+        result = None
+        if epoch % self.settings.eval_period == 0 or epoch == self.settings.epochs:
+            result = self._evaluate_epoch(epoch)
+        if not is_new:  # a finished run was resumed: it is evaluated again, and nothing else
+            return result
+        if result is not None:
+            record["test"] = result.as_dict()
+        progress.epochs.append(record)
+        progress.epoch, progress.steps_in_epoch, progress.sums = epoch, 0, {}
+        is_best = result is not None and result.main.mean_ap > progress.best_map
+        if result is not None and is_best:
+            progress.best_map = result.main.mean_ap
+        if self.world.is_main:
+            weights = {"model": self.model.state_dict(), "epoch": epoch, "config": self.settings.config}
+            # The last checkpoint comes last: a run that is killed before it repeats the epoch and the others.
+            if is_best:
+                save_checkpoint(self.folder / "best.pth", **weights)
+            if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
+                save_checkpoint(self.folder / f"epoch_{epoch}.pth", **weights)
+            save_json(self.folder / "metrics.json", {"epochs": progress.epochs})
+        self._save()
+        return result
+
+    def _train_epoch(self, epoch: int) -> dict[str, Any]:
+        """One pass over the batches that are left; returns the means of the epoch."""
+        progress = self.progress
         self.schedule.step(epoch)
-        self.set_epoch(epoch)
+        self.set_epoch(epoch, progress.steps_in_epoch)
         self.model.train()
         rates = self._learning_rates()
-        sums: dict[str, float] = {}
+        num_steps = progress.steps_in_epoch + len(self.loader)
         num_images = 0
         start = time.perf_counter()
         bar = tqdm(
-            self.loader, f"epoch {epoch}/{self.settings.epochs}", unit="step", disable=None, leave=False
+            self._batches(),
+            f"epoch {epoch}/{self.settings.epochs}",
+            total=num_steps,
+            initial=progress.steps_in_epoch,
+            unit="step",
+            leave=False,
+            disable=None if self.world.is_main else True,
         )
-        for number, batch in enumerate(bar, start=1):
+        for batch in bar:
             values = self._train_step(batch.to(self.device), epoch)
-            self.step += 1
-            num_images += 3 * len(batch)
+            progress.step += 1
+            progress.steps_in_epoch += 1
+            num_images += 3 * len(batch) * self.world.size
             for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + value
-                board.add_scalar(f"train/{name}", value, self.step)
+                progress.sums[name] = progress.sums.get(name, 0.0) + value
+                self._scalar(f"train/{name}", value, progress.step)
             for name, rate in rates.items():
-                board.add_scalar("lr/" + re.sub(r"\W+", "_", name), rate, self.step)
+                self._scalar("lr/" + re.sub(r"\W+", "_", name), rate, progress.step)
             speed = num_images / (time.perf_counter() - start)
-            means = {name: total / number for name, total in sums.items()}
+            means = self._means()
             status = f"loss {means['loss']:.3f} accuracy {means['accuracy']:.1%} {speed:.0f} images/s"
-            bar.set_postfix_str(f"{status} ETA {self._remaining()}")
-            if number % self.settings.log_period == 0 or number == len(self.loader):
+            bar.set_postfix_str(f"{status} ETA {self._remaining(num_steps)}")
+            if (
+                progress.steps_in_epoch % self.settings.log_period == 0
+                or progress.steps_in_epoch == num_steps
+            ):
                 logger.info(
                     "epoch %d/%d step %d/%d %s gradient %.2f lr %s ETA %s",
                     epoch,
                     self.settings.epochs,
-                    number,
-                    len(self.loader),
+                    progress.steps_in_epoch,
+                    num_steps,
                     status,
                     means["gradient_norm"],
                     " ".join(f"{name} {rate:.2e}" for name, rate in rates.items()),
-                    self._remaining(),
+                    self._remaining(num_steps),
                 )
-        return {**means, "images_per_second": speed, "lr": rates}
+            self._check_stop()
+        return {**self._means(), "lr": rates}
+
+    def _batches(self) -> Iterator[ModalBatch]:
+        """The loader's batches; if a stop signal has also ended the loader's processes, that is no error."""
+        try:
+            for batch in self.loader:
+                self.progress.unreadable += [
+                    name for name in batch.unreadable if name not in self.progress.unreadable
+                ]
+                yield batch
+        except RuntimeError:
+            self.stop.check()
+            raise
 
     def _train_step(self, batch: ModalBatch, epoch: int) -> dict[str, float]:
         """One optimiser step; returns the named losses, their sum, accuracy and gradient norm."""
-        with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
-            output: ModelOutput = self.model(batch)
-            losses = self.criterion(output, batch.person_ids)
-        loss = torch.stack(list(losses.values())).sum()
-        values = {name: value.item() for name, value in losses.items()} | {"loss": loss.item()}
-        if not math.isfinite(values["loss"]):
-            raise NonFiniteLossError(self._non_finite_message(values, batch, epoch))
-        self._last_losses = values
-
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
+        try:
+            with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
+                output: ModelOutput = self.parallel(batch)
+                person_ids = self.world.gather_batch(batch.person_ids)
+                losses = self.criterion(output, person_ids)
+            loss = torch.stack(list(losses.values())).sum()
+            values = {name: value.item() for name, value in losses.items()} | {"loss": loss.item()}
+            if not math.isfinite(values["loss"]):
+                raise NonFiniteLossError(self._non_finite_message(values, batch, epoch))
+            self._last_losses = values
+            self.optimizer.zero_grad(set_to_none=True)
+            self.scaler.scale(loss).backward()
+        except torch.OutOfMemoryError:
+            height, width = batch.images.rgb.shape[-2:]
+            raise UserError(
+                f"CUDA ran out of memory with {len(batch)} triples of {height} x {width} pixels per process: "
+                "lower SOLVER.IMS_PER_BATCH (keep it a multiple of DATALOADER.NUM_INSTANCE), lower "
+                "INPUT.SIZE_TRAIN and INPUT.SIZE_TEST, or use more processes"
+                + ("" if self.mixed_precision else ", or SOLVER.AMP True")
+            ) from None
         self.scaler.unscale_(self.optimizer)
         limit = self.settings.clip_grad or math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return values | {"accuracy": _accuracy(output, batch.person_ids), "gradient_norm": norm.item()}
+        return values | {"accuracy": _accuracy(output, person_ids), "gradient_norm": norm.item()}
 
     def _non_finite_message(self, values: Mapping[str, float], batch: ModalBatch, epoch: int) -> str:
         def show(losses: Mapping[str, float]) -> str:
             return ", ".join(f"{name} {value:.4g}" for name, value in losses.items()) or "none yet"
 
         return (
-            f"the loss is not finite in epoch {epoch}, step {self.step + 1}: {show(values)}; "
+            f"the loss is not finite in epoch {epoch}, step {self.progress.step + 1}: {show(values)}; "
             f"last good losses: {show(self._last_losses)}; images: {', '.join(batch.names)}. "
             "Lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
         )
 
-    def _evaluate_epoch(self, epoch: int, board: SummaryWriter) -> EvaluationResult:
-        result = self.evaluate()
+    def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
+        result = self.evaluate(self._check_stop)
         for pattern, metrics in result.ranking.items():
-            board.add_scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
-            board.add_scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+            self._scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
+            self._scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
         logger.info(
             "epoch %d: mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,
@@ -216,35 +273,49 @@ class Trainer:
         )
         return result
 
-    def _save(self, epoch: int, result: EvaluationResult | None) -> None:
-        """Write last.pth and, if this epoch was evaluated as the best so far, best.pth."""
-        is_best = result is not None and result.main.mean_ap > self.best_map
-        if result is not None and is_best:
-            self.best_map = result.main.mean_ap
-        common = {"epoch": epoch, "best_map": self.best_map, "config": self.settings.config}
-        weights = self.model.state_dict()
-        save_checkpoint(
-            self.folder / "last.pth",
-            model=weights,
-            optimizer=self.optimizer.state_dict(),
-            schedule=self.schedule.state_dict(),
-            scaler=self.scaler.state_dict(),
-            **common,
+    def _save(self) -> None:
+        """Write last.pth: all that `resume` needs."""
+        states = self.world.gather_objects(random_states())
+        if self.world.is_main:
+            save_checkpoint(
+                self.folder / "last.pth",
+                model=self.model.state_dict(),
+                optimizer=self.optimizer.state_dict(),
+                scaler=self.scaler.state_dict(),
+                progress=asdict(self.progress),
+                random=states,
+                config=self.settings.config,
+            )
+
+    def _check_stop(self) -> None:
+        """Stop if a signal has reached any of the processes; all of them stop after the same step."""
+        if self.world.any(self.stop.signal is not None, self.device):
+            raise StopRequested
+
+    def _stop_message(self) -> tuple[str, int]:
+        name = self.stop.signal.name if self.stop.signal else "a signal to another process"
+        message = (
+            f"stopped by {name} after {self.progress.epoch} epochs and {self.progress.steps_in_epoch} steps; "
+            f"everything is saved in {self.folder}"
         )
-        if is_best:
-            save_checkpoint(self.folder / "best.pth", model=weights, **common)
-        if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
-            save_checkpoint(self.folder / f"epoch_{epoch}.pth", model=weights, **common)
+        return message, 128 + (self.stop.signal or 15)
+
+    def _scalar(self, tag: str, value: float, step: int) -> None:
+        if self._board is not None:
+            self._board.add_scalar(tag, value, step)
+
+    def _means(self) -> dict[str, float]:
+        return {name: total / self.progress.steps_in_epoch for name, total in self.progress.sums.items()}
 
     def _learning_rates(self) -> dict[str, float]:
         """The rates that are really used, by group name."""
         return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
-    def _remaining(self) -> str:
+    def _remaining(self, steps_per_epoch: int) -> str:
         """Estimated time to the end of training."""
-        total = self.settings.epochs * len(self.loader)
-        left = max(total - self.step, 0)  # the number of steps differs a little between epochs
-        seconds = (time.perf_counter() - self._start) * left / max(self.step, 1)
+        start, first_step = self._started_at
+        left = max(self.settings.epochs * steps_per_epoch - self.progress.step, 0)
+        seconds = (time.perf_counter() - start) * left / max(self.progress.step - first_step, 1)
         return time.strftime("%H:%M:%S", time.gmtime(seconds))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,14 @@ class CollectedSamples:
     camera_ids: Tensor
     scene_ids: Tensor
     names: tuple[str, ...]
+
+
+class EvaluatorState(NamedTuple):
+    """What an evaluator has collected, batch by batch."""
+
+    batches: list[CollectedSamples]
+    kept: list[PerModality[Tensor]]
+    foreground: list[Tensor]
 
 
 class RetrievalEvaluator:
@@ -99,6 +108,16 @@ class RetrievalEvaluator:
         if output.selection is not None and batch.person_masks is not None:
             self._kept.append(output.selection.kept.map(Tensor.cpu))
             self._foreground.append(patch_foreground(batch.person_masks, output.selection.grid).cpu())
+
+    def state(self) -> EvaluatorState:
+        """What was collected since the last reset, to be joined with that of other processes."""
+        return EvaluatorState(self._batches, self._kept, self._foreground)
+
+    def join(self, states: Sequence[EvaluatorState]) -> None:
+        """Replace what was collected by what all processes collected, in their order."""
+        self._batches = [batch for state in states for batch in state.batches]
+        self._kept = [kept for state in states for kept in state.kept]
+        self._foreground = [foreground for state in states for foreground in state.foreground]
 
     def collected(self) -> CollectedSamples:
         """All samples collected since the last reset, with every return pattern that the model has."""

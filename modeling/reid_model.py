@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -29,6 +31,9 @@ class MultiModalReID(nn.Module):
         atmoe: weighs what `hdm` gives.
         num_views: how many views share one camera in the camera embedding; 0 without view embedding.
         use_cameras: whether the camera embedding distinguishes cameras.
+
+    Set `gather_batch` to train with several processes: it joins the parts of a batch, with gradient. The
+    heads then see the whole batch in every process, so that the result does not depend on their number.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class MultiModalReID(nn.Module):
         self.heads = nn.ModuleDict(heads)
         self.num_views = num_views
         self.use_cameras = use_cameras
+        self.gather_batch: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, batch: ModalBatch) -> ModelOutput:
         """Encode B triples; the same path in training and evaluation."""
@@ -59,22 +65,27 @@ class MultiModalReID(nn.Module):
         if self.pife is not None:
             globals_ = self.pife(globals_, patches)
 
-        features = self._original_features(globals_)
+        features = {name: self._gather(f) for name, f in self._original_features(globals_).items()}
         selection = None
         if self.sdtps is not None:
             results: list[AggregatedTokens] = self.sdtps(patches, globals_)
-            features["sdtps"] = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
+            pooled = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
+            features["sdtps"] = self._gather(pooled)
             selection = Selection(
                 kept=PerModality(*(result.kept for result in results)),
                 scores=PerModality(*(result.scores.detach() for result in results)),
                 grid=self.backbone.grid,
             )
         if self.hdm is not None:
-            decoupled = self.hdm(globals_, patches)  # (B, 7, C)
+            decoupled = self._gather(self.hdm(globals_, patches))  # (B, 7, C)
             features["moe"] = decoupled.flatten(1) if self.atmoe is None else self.atmoe(decoupled)
 
         heads = tuple(self.heads[name](feature) for name, feature in features.items())
         return ModelOutput(heads=heads, selection=selection)
+
+    def _gather(self, features: Tensor) -> Tensor:
+        """In training by several processes, the features of the whole batch, ahead of batch normalisation."""
+        return features if self.gather_batch is None or not self.training else self.gather_batch(features)
 
     def _encode(self, batch: ModalBatch) -> tuple[PerModality[Tensor], PerModality[Tensor]]:
         """Globals (B, C) and patches (B, N, C) of each modality, from one call of the backbone."""

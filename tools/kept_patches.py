@@ -18,8 +18,9 @@ from torch import Tensor
 
 from config import ConfigError, load_config
 from datasets.build import build_data
+from engine.arguments import add_config_arguments
 from engine.build import make_device
-from engine.setup import add_config_arguments, run_command, setup_log
+from engine.setup import run_command, setup_log
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import ModalBatch, Modality, Selection
@@ -61,7 +62,7 @@ def draw(batch: ModalBatch, selection: Selection, mean: Tensor, std: Tensor, pat
             axis.set_yticks([])
         axes[row][0].set_ylabel(modality.value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=80)
     plt.close(figure)
 
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Draw which patches SDTPS keeps.")
     add_config_arguments(parser, default="the defaults alone")
     parser.add_argument("--output", type=Path, default=Path("kept_patches.png"), help="picture to write")
-    parser.add_argument("--count", type=int, default=10, help="test triples to draw, evenly spread")
+    parser.add_argument("--count", type=int, default=8, help="test triples to draw, evenly spread")
     args = parser.parse_intermixed_args(argv)
 
     cfg = load_config(args.config_file, args.settings)

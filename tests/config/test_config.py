@@ -128,10 +128,10 @@ REFUSED = {
     "lower case": (["model.head", "2"], ["MODEL.HEAD"]),
     "nothing near": (["QQQQ.ZZZZ", "2"], ["MODEL"]),
     "value missing": (["MODEL.HEAD"], ["MODEL.HEAD", "KEY VALUE"]),
-    "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "int", "many"]),
+    "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "a whole number", "many"]),
     "fraction for a whole number": (["SOLVER.MAX_EPOCHS", "1.5"], ["SOLVER.MAX_EPOCHS"]),
-    "number for a switch": (["MODEL.HDM", "1"], ["MODEL.HDM", "bool"]),
-    "number for a list": (["INPUT.SIZE_TRAIN", "256"], ["INPUT.SIZE_TRAIN", "list"]),
+    "number for a switch": (["MODEL.HDM", "1"], ["MODEL.HDM", "a switch"]),
+    "number for a list": (["INPUT.SIZE_TRAIN", "256"], ["INPUT.SIZE_TRAIN", "a list"]),
     "a section": (["MODEL", "1"], ["MODEL"]),
     "ATM without HDM": (["MODEL.ATM", "True"], ["MODEL.ATM", "MODEL.HDM"]),
     "sparse ratio 0": (["MODEL.SDTPS_SPARSE_RATIO", "0.0"], ["SDTPS_SPARSE_RATIO", "above 0"]),
@@ -194,9 +194,9 @@ BAD_FILES = {
     "a value for a section": ("MODEL: 3", "MODEL"),
     "a date that does not exist": ("MODEL:\n  NAME: 2024-13-45", "not valid YAML"),
     "brackets without end": ("[" * 500, "not valid YAML"),
-    "a section within itself": ("MODEL: &a\n  HEAD: *a", "MODEL.HEAD takes a int"),
+    "a section within itself": ("MODEL: &a\n  HEAD: *a", "MODEL.HEAD takes a whole number"),
     "not a number": ("INPUT:\n  PIXEL_STD: [0.5, .nan, 0.5]", "INPUT.PIXEL_STD takes finite numbers"),
-    "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD takes a int"),
+    "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD takes a whole number"),
 }
 
 

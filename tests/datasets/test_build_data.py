@@ -230,7 +230,7 @@ def test_cameras_without_training_images_can_be_refused(
     splits = splits_with_a_new_test_camera(cfg)
     monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: splits)
     cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", "error"])
-    with pytest.raises(DatasetError, match=r"test cameras \[5\] .* TEST\.UNSEEN_CAMERA"):
+    with pytest.raises(DatasetError, match=r"test cameras \[5\] .*; see TEST\.UNSEEN_CAMERA"):
         build_data(cfg)
 
 

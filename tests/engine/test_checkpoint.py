@@ -1,11 +1,23 @@
+import errno
 import json
+import random
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint import save_checkpoint, save_json, write_atomically
+from engine.checkpoint import (
+    find_checkpoint,
+    load_checkpoint,
+    random_states,
+    restore_random_states,
+    save_checkpoint,
+    save_json,
+    write_atomically,
+)
+from structures import UserError
 
 
 def test_a_failing_write_keeps_the_old_file_and_leaves_no_rubbish(tmp_path: Path) -> None:
@@ -14,9 +26,9 @@ def test_a_failing_write_keeps_the_old_file_and_leaves_no_rubbish(tmp_path: Path
 
     def fail_half_way(file: IO[bytes]) -> None:
         file.write(b"half of the new")
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(UserError, match=r"file cannot be written: No space left on device"):
         write_atomically(path, fail_half_way)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
@@ -48,3 +60,45 @@ def test_checkpoints_load_without_running_code(tmp_path: Path) -> None:
 def test_json(tmp_path: Path) -> None:
     save_json(tmp_path / "a.json", {"mAP": 1.5})
     assert json.loads((tmp_path / "a.json").read_text()) == {"mAP": 1.5}
+
+
+def test_random_states_come_back() -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), torch.rand(()).item()
+
+    states = random_states()
+    first = draw()
+    assert draw() != first
+    restore_random_states(states)
+    assert draw() == first
+
+
+def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "a.pth", progress={}, random=[random_states()])
+    first = torch.rand(3)
+    restore_random_states(load_checkpoint(tmp_path / "a.pth")["random"][0])
+    assert torch.equal(torch.rand(3), first)
+
+
+def test_what_cannot_be_resumed_from_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere\.pth does not exist"):
+        load_checkpoint(tmp_path / "nowhere.pth")
+    (tmp_path / "half.pth").write_bytes(b"PK half a file")
+    with pytest.raises(UserError, match=r"half\.pth cannot be read"):
+        load_checkpoint(tmp_path / "half.pth")
+    save_checkpoint(tmp_path / "best.pth", model={})
+    with pytest.raises(UserError, match=r"best\.pth is not a checkpoint that training can resume from"):
+        load_checkpoint(tmp_path / "best.pth")
+
+
+def test_a_run_without_a_checkpoint_starts_from_the_beginning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert find_checkpoint(None, tmp_path) is None
+    assert not caplog.records
+    assert find_checkpoint("", tmp_path) is None
+    assert "starts from the beginning" in caplog.text
+    save_checkpoint(tmp_path / "last.pth", progress={"epoch": 3})
+    found = find_checkpoint("", tmp_path)
+    assert found is not None
+    assert found["progress"] == {"epoch": 3}

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.interrupt import RunStopped
 from engine.setup import choose_device, run_command, seed_everything, setup_log, start_run
 from structures import UserError
 
@@ -19,33 +20,44 @@ def restore_logging() -> Iterator[None]:
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
-    folder = start_run(tmp_path / "run", overwrite=False)
+    folder = tmp_path / "run"
+    start_run(folder, overwrite=False, resume=False)
     (folder / "best.pth").write_text("precious")
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="already holds a run"):
-        start_run(folder, overwrite=False)
+        start_run(folder, overwrite=False, resume=False)
     assert (folder / "best.pth").read_text() == "precious"
 
 
 def test_overwriting_removes_the_files_of_the_earlier_run_and_no_others(tmp_path: Path) -> None:
-    folder = start_run(tmp_path / "run", overwrite=False)
+    folder = tmp_path / "run"
+    start_run(folder, overwrite=False, resume=False)
     for name in ("best.pth", "last.pth", "epoch_3.pth", "metrics.json", "notes.txt"):
         (folder / name).write_text("old")
     (folder / "tensorboard").mkdir()
-    start_run(folder, overwrite=True)
+    start_run(folder, overwrite=True, resume=False)
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "notes.txt"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file/run"):
-        start_run(tmp_path / "file" / "run", overwrite=False)
+        start_run(tmp_path / "file" / "run", overwrite=False, resume=False)
 
 
-def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="torchrun"):
-        start_run(tmp_path / "run", overwrite=False)
+def test_resuming_keeps_the_run_and_goes_on_with_its_log(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    start_run(folder, overwrite=False, resume=False)
+    (folder / "last.pth").write_text("precious")
+    (folder / ".last.pth.123.tmp").write_text("half")
+    start_run(folder, overwrite=False, resume=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["last.pth", "log.txt"]
+    assert (folder / "log.txt").read_text().count("run folder") == 2
+
+
+def test_only_the_main_process_touches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    start_run(tmp_path / "run", overwrite=True, resume=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -68,6 +80,31 @@ def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("2", "0,1", "x"):
         with pytest.raises(UserError, match=r"MODEL\.DEVICE_ID"):
             choose_device("cuda", wrong)
+
+
+def test_each_of_several_processes_takes_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("auto", "0", local_rank=1) == torch.device("cuda", 1)
+    with pytest.raises(UserError, match="2 CUDA devices"):
+        choose_device("auto", "0", local_rank=2)
+
+
+def test_a_stopped_run_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise RunStopped("stopped by SIGTERM", 143)
+
+    monkeypatch.setattr(
+        "sys.argv", ["train_net.py", "--config_file", "a b.yml", "--overwrite", "SOLVER.SEED", "3"]
+    )
+    with pytest.raises(SystemExit) as caught:
+        run_command(command)
+    assert caught.value.code == 143
+    assert caplog.records[-1].message.endswith(
+        "go on with: python train_net.py --config_file 'a b.yml' SOLVER.SEED 3 --resume"
+    )
 
 
 def test_seed() -> None:

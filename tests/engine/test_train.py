@@ -1,6 +1,8 @@
 import json
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from conftest import ToyModel
+from engine.checkpoint import load_checkpoint
 from engine.evaluate import EvaluationResult
-from engine.train import NonFiniteLossError, Trainer, TrainSettings
-from structures import ModalBatch, ModelOutput, RankingMetrics
+from engine.interrupt import RunStopped
+from engine.run_state import TrainSettings
+from engine.train import NonFiniteLossError, Trainer
+from structures import ModalBatch, ModelOutput, RankingMetrics, UserError
 
 BatchMaker = Callable[..., ModalBatch]
 
@@ -24,37 +29,52 @@ class ConstantSchedule:
     def step(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        return {}
+
+class ToyLoader:
+    """The same batches in every epoch; like the sampler, it can leave out those that are done."""
+
+    def __init__(self, batches: list[ModalBatch]) -> None:
+        self.batches = batches
+        self.first_batch = 0
+
+    def set_epoch(self, epoch: int, first_batch: int) -> None:
+        self.first_batch = first_batch
+
+    def __iter__(self) -> Iterator[ModalBatch]:
+        return iter(self.batches[self.first_batch :])
+
+    def __len__(self) -> int:
+        return len(self.batches) - self.first_batch
 
 
 def cross_entropy(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
     return {"ori/id": F.cross_entropy(output.heads[0].logits, person_ids)}
 
 
-def results(*mean_aps: float) -> Callable[[], EvaluationResult]:
+def results(*mean_aps: float) -> Callable[[Callable[[], None]], EvaluationResult]:
     """An evaluation that gives these scores one after the other."""
     metrics = [RankingMetrics(value, np.array([value]), 1) for value in mean_aps]
     iterator = iter(metrics)
-    return lambda: EvaluationResult({1: next(iterator)}, None, 1, 0.0)
+    return lambda check_stop: EvaluationResult({1: next(iterator)}, None, 1, 0.0)
 
 
 @pytest.fixture
 def make_trainer(tmp_path: Path, toy_model: ToyModel, make_batch: BatchMaker) -> Callable[..., Trainer]:
     def make(
         settings: TrainSettings,
-        evaluate: Callable[[], EvaluationResult],
+        evaluate: Callable[[Callable[[], None]], EvaluationResult],
         criterion: Callable[[ModelOutput, Tensor], dict[str, Tensor]] = cross_entropy,
         lr: float = 0.5,
     ) -> Trainer:
+        loader = ToyLoader([make_batch([0, 1, 2, 3], seed=seed) for seed in range(3)])
         optimizer = torch.optim.SGD([{"params": toy_model.parameters(), "lr": lr, "name": "all"}])
         return Trainer(
             model=toy_model,
             criterion=criterion,
             optimizer=optimizer,
             schedule=ConstantSchedule(),
-            loader=[make_batch([0, 1, 2, 3], seed=seed) for seed in range(3)],
-            set_epoch=lambda epoch: None,
+            loader=loader,
+            set_epoch=loader.set_epoch,
             evaluate=evaluate,
             device=torch.device("cpu"),
             folder=tmp_path,
@@ -77,7 +97,8 @@ def test_training_lowers_the_loss_and_writes_what_it_promises(
 
     best = torch.load(tmp_path / "best.pth", weights_only=True)
     final = torch.load(tmp_path / "last.pth", weights_only=True)
-    assert (best["epoch"], final["epoch"], final["best_map"], final["config"]) == (2, 4, 0.4, "A: 1")
+    assert (best["epoch"], best["config"], final["config"]) == (2, "A: 1", "A: 1")
+    assert (final["progress"]["epoch"], final["progress"]["best_map"]) == (4, 0.4)
     assert torch.equal(final["model"]["linear.weight"], trainer.model.state_dict()["linear.weight"])
     assert not torch.equal(best["model"]["linear.weight"], final["model"]["linear.weight"])
     assert list((tmp_path / "tensorboard").iterdir())
@@ -87,7 +108,7 @@ def test_periods(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     settings = TrainSettings(epochs=5, eval_period=2, checkpoint_period=3)
     trainer = make_trainer(settings, results(0.1, 0.2, 0.3))
     trainer.run()
-    tested = [epoch["epoch"] for epoch in trainer.metrics["epochs"] if "test" in epoch]
+    tested = [epoch["epoch"] for epoch in trainer.progress.epochs if "test" in epoch]
     assert tested == [2, 4, 5]
     assert [path.name for path in tmp_path.glob("epoch_*.pth")] == ["epoch_3.pth"]
     assert trainer.schedule.epochs == [1, 2, 3, 4, 5]  # type: ignore[attr-defined]
@@ -112,7 +133,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(
     assert "000003.jpg" in message
     assert f"last good losses: ori/id {trainer._last_losses['ori/id']:.4g}" in message
     assert all(parameter.isfinite().all() for parameter in toy_model.parameters())
-    assert torch.load(tmp_path / "last.pth", weights_only=True)["epoch"] == 1
+    assert torch.load(tmp_path / "last.pth", weights_only=True)["progress"]["epoch"] == 1
 
 
 def test_clipping_bounds_the_step(make_trainer: Callable[..., Trainer], toy_model: ToyModel) -> None:
@@ -124,7 +145,7 @@ def test_clipping_bounds_the_step(make_trainer: Callable[..., Trainer], toy_mode
     trainer.run()
     after = torch.nn.utils.parameters_to_vector(toy_model.parameters()).detach()
     assert 0 < (after - before).norm() <= 3 * 0.01 * 1.001  # three steps of at most 0.01
-    assert trainer.metrics["epochs"][0]["gradient_norm"] > 1  # what is logged is the norm before clipping
+    assert trainer.progress.epochs[0]["gradient_norm"] > 1  # what is logged is the norm before clipping
 
 
 def test_the_cpu_never_computes_in_half_precision(make_trainer: Callable[..., Trainer]) -> None:
@@ -136,3 +157,83 @@ def test_the_cpu_never_computes_in_half_precision(make_trainer: Callable[..., Tr
 
     make_trainer(TrainSettings(epochs=1, mixed_precision=True), results(0.1), watch).run()
     assert dtypes == {torch.float32}
+
+
+def run_with_signal(trainer: Trainer, number: signal.Signals, at_step: int) -> None:
+    """Send this process a signal in the middle of a step."""
+
+    def send(module: torch.nn.Module, _: object) -> None:
+        if module.training and trainer.progress.step + 1 == at_step:
+            signal.raise_signal(number)
+
+    handle = trainer.model.register_forward_pre_hook(send)
+    try:
+        trainer.run()
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("at_step", [1, 3, 5])
+def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
+    make_trainer: Callable[..., Trainer],
+    tmp_path: Path,
+    toy_model: ToyModel,
+    number: signal.Signals,
+    at_step: int,
+) -> None:
+    settings = TrainSettings(epochs=3)
+    initial = {name: value.clone() for name, value in toy_model.state_dict().items()}
+    undisturbed = make_trainer(settings, results(0.3, 0.1, 0.2))
+    undisturbed.run()
+    expected = {name: value.clone() for name, value in toy_model.state_dict().items()}
+
+    toy_model.load_state_dict(initial)
+    finished = (at_step - 1) // 3
+    stopped = make_trainer(settings, results(0.3, 0.1, 0.2))
+    with pytest.raises(RunStopped, match=rf"stopped by {number.name} after {finished} epochs") as caught:
+        run_with_signal(stopped, number, at_step)
+    assert caught.value.status == 128 + number
+    assert stopped.progress.step == at_step
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    toy_model.load_state_dict(initial)
+    resumed = make_trainer(settings, results(*(0.3, 0.1, 0.2)[finished:]))
+    resumed.resume(load_checkpoint(tmp_path / "last.pth"))
+    resumed.run()
+    assert all(torch.equal(expected[name], value) for name, value in toy_model.state_dict().items())
+    assert resumed.progress.epochs == undisturbed.progress.epochs
+    assert resumed.progress.best_map == 0.3
+
+
+def test_a_finished_run_that_is_resumed_is_only_evaluated(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    settings = TrainSettings(epochs=1)
+    make_trainer(settings, results(0.1)).run()
+    before = (tmp_path / "last.pth").read_bytes()
+    resumed = make_trainer(settings, results(0.1))
+    resumed.resume(load_checkpoint(tmp_path / "last.pth"))
+    assert resumed.run().main.mean_ap == 0.1
+    assert (tmp_path / "last.pth").read_bytes() == before
+    assert len(resumed.progress.epochs) == 1
+
+
+def test_memory_that_runs_out_is_explained(make_trainer: Callable[..., Trainer]) -> None:
+    def too_large(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(
+        UserError, match=r"4 triples of 32 x 16 pixels.*SOLVER\.IMS_PER_BATCH.*SOLVER\.AMP True"
+    ):
+        make_trainer(TrainSettings(epochs=1), results(0.1), too_large).run()
+
+
+def test_images_that_were_replaced_are_listed_once_at_the_end(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(TrainSettings(epochs=2), results(0.1, 0.2))
+    batches = trainer.loader.batches  # type: ignore[attr-defined]
+    batches[1] = replace(batches[1], unreadable=("a.jpg (NI): truncated",))
+    trainer.run()
+    assert "1 training images could not be read:\n  a.jpg (NI): truncated" in caplog.text

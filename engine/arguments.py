@@ -1,0 +1,70 @@
+"""The command lines of the entry points."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from structures import UserError
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """The arguments that all commands take.
+
+    Args:
+        parser: to add to.
+        default: what happens without --config_file, for the help.
+    """
+    parser.add_argument(
+        "--config_file",
+        metavar="FILE",
+        help=f"YAML with the settings that differ from the defaults (without it: {default})",
+    )
+    parser.add_argument(
+        "--allow_partial", action="store_true", help="load the weights that fit even if others are missing"
+    )
+    parser.add_argument(
+        "settings",
+        metavar="KEY VALUE",
+        nargs="*",
+        help="settings that override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
+    )
+
+
+def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of train_net.py; `resume` is None, or a path, empty for last.pth of the run folder."""
+    parser = argparse.ArgumentParser(description="Train multi-modal person re-identification.")
+    add_config_arguments(parser, "the demo, configs/Synthetic/DeMo_SDTPS.yml, replacing an earlier demo")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
+    parser.add_argument(
+        "--resume",
+        metavar="CHECKPOINT",
+        nargs="?",
+        const="",
+        help="go on where the run in OUTPUT_DIR stopped, or from CHECKPOINT of another run",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="resume even with settings that alter the result"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.resume and re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", args.resume):
+        # `--resume KEY VALUE`: argparse has taken the key for the checkpoint.
+        args.settings.insert(0, args.resume)
+        args.resume = ""
+    args.overwrite |= args.config_file is None and args.resume is None  # the demo may be repeated
+    if args.resume is not None and args.overwrite:
+        raise UserError("--resume and --overwrite contradict each other; give one of them")
+    return args
+
+
+def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of test_net.py."""
+    parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
+    add_config_arguments(parser, "the defaults alone")
+    parser.add_argument(
+        "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
+    )
+    parser.add_argument("--metrics", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    return parser.parse_intermixed_args(argv)
