@@ -1,0 +1,282 @@
+"""Bad input of every kind, each with the sentence it gets: the rows of the table in docs/reliability.md."""
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import test_net as test_entry
+import train_net as train_entry
+from config import load_config
+from conftest import ROOT, SMALL_MODEL
+from datasets.build import build_data
+from datasets.synthetic import SyntheticSpec, ensure_synthetic
+from engine.checkpoint import save_checkpoint
+from modeling.make_model import make_model
+from structures import UserError
+from tools.convert import main as convert
+
+PAGE = ROOT / "docs" / "reliability.md"
+NAME = "000001_cam1_0_00.jpg"
+
+
+class Scene:
+    """A folder with a drawn miniature, and the commands of the project run on it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.run = folder / "run"
+        spec = SyntheticSpec(train_ids=4, test_ids=2, cameras=2, train_shots=1, test_shots=1)
+        self.data = ensure_synthetic(folder, spec=spec).rename(folder / "RGBNT201")
+
+    def arguments(self, *more: str, output: str = "run") -> list[str]:
+        settings = {
+            "DATASETS.NAMES": "RGBNT201",
+            "DATASETS.ROOT_DIR": str(self.folder),
+            "DATALOADER.NUM_INSTANCE": "2",
+            "SOLVER.IMS_PER_BATCH": "4",
+            "SOLVER.MAX_EPOCHS": "1",
+            "SOLVER.WARMUP_ITERS": "0",
+            "TEST.CONTROLS": "False",
+            "OUTPUT_DIR": str(self.folder / output),
+        }
+        words = [word for pair in settings.items() for word in pair]
+        return ["--config_file", str(SMALL_MODEL), *words, *more]
+
+    def train(self, *more: str, output: str = "run") -> None:
+        train_entry.main(self.arguments(*more, output=output))
+
+    def test(self, weights: Path | str, *more: str) -> None:
+        test_entry.main([*self.arguments(*more), "TEST.WEIGHT", str(weights)])
+
+    def write(self, name: str, content: bytes | str) -> Path:
+        path = self.folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def save(self, content: object) -> Path:
+        torch.save(content, self.folder / "weights.pth")
+        return self.folder / "weights.pth"
+
+    def small_state(self) -> dict[str, Any]:
+        return make_model(load_config(SMALL_MODEL, self.arguments()[2:]), 4, 2).state_dict()
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return os.mkdir, ("code_was_run",)
+
+
+def _config(*words: str) -> Callable[[Scene], object]:
+    return lambda scene: scene.train(*words)
+
+
+def _full_disk(scene: Scene) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene.monkeypatch.setattr(os, "fsync", fail)
+    scene.train()
+
+
+def _read_only(scene: Scene) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    scene.monkeypatch.setattr(Path, "mkdir", fail)
+    scene.train()
+
+
+def _run_in_use(scene: Scene) -> None:
+    scene.run.mkdir()
+    (scene.run / "best.pth").write_text("precious")
+    try:
+        scene.train()
+    finally:
+        assert (scene.run / "best.pth").read_text() == "precious"
+
+
+def _truncate_image(scene: Scene) -> None:
+    path = scene.data / "train_171" / "NI" / NAME
+    path.write_bytes(path.read_bytes()[:300])
+    for other in path.parent.glob("*.jpg"):
+        other.write_bytes(path.read_bytes())
+    scene.train()
+
+
+def _other_settings(scene: Scene) -> None:
+    scene.run.mkdir()
+    config = load_config(SMALL_MODEL, scene.arguments()[2:]).dump()
+    save_checkpoint(scene.run / "last.pth", progress={}, config=config)
+    scene.train("SOLVER.BASE_LR", "1e-4", "--resume")
+
+
+def _damaged_checkpoint(scene: Scene) -> None:
+    scene.run.mkdir()
+    (scene.run / "last.pth").write_bytes(b"PK half")
+    scene.train("--resume")
+
+
+def _resume_from_best(scene: Scene) -> None:
+    save_checkpoint(scene.folder / "best.pth", model={})
+    scene.train("--resume", str(scene.folder / "best.pth"))
+
+
+def _new_camera(scene: Scene) -> None:
+    for folder in scene.data.glob("test/*"):
+        for path in folder.glob("*_cam2_*"):
+            path.rename(path.with_name(path.name.replace("cam2", "cam7")))
+    scene.train("MODEL.SIE_CAMERA", "True", "TEST.UNSEEN_CAMERA", "error")
+
+
+def _overlapping_ids(scene: Scene) -> None:
+    for path in scene.data.glob("test/*/000005_*"):
+        path.rename(path.with_name(path.name.replace("000005", "000001")))
+    scene.train()
+
+
+def _empty_folder(scene: Scene) -> None:
+    for path in scene.data.glob("test/*/*"):
+        path.unlink()
+    scene.train()
+
+
+def _foreign_folder(scene: Scene) -> None:
+    (scene.folder / "Synthetic").mkdir()
+    (scene.folder / "Synthetic" / "mine.txt").write_text("mine")
+    scene.train("DATASETS.NAMES", "Synthetic")
+
+
+def _not_an_image(scene: Scene) -> None:
+    for path in scene.data.glob("test/TI/*"):
+        path.write_text("no image")
+    data = build_data(load_config(SMALL_MODEL, scene.arguments()[2:]))
+    next(iter(data.test_loader))
+
+
+def _several_processes(scene: Scene) -> None:
+    build_data(load_config(SMALL_MODEL, scene.arguments()[2:]), num_processes=3)
+
+
+def _no_cuda(scene: Scene) -> None:
+    scene.monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    scene.train("MODEL.DEVICE", "cuda")
+
+
+def _existing_output(scene: Scene) -> None:
+    convert([str(scene.save(scene.small_state())), str(scene.write("out.pth", "x")), "--to", "demo"])
+
+
+def _unpaired(scene: Scene) -> None:
+    (scene.data / "train_171" / "TI" / NAME).unlink()
+    scene.train()
+
+
+def _unparsable(scene: Scene) -> None:
+    for path in scene.data.glob(f"train_171/*/{NAME.partition('.')[0]}.*"):
+        path.rename(path.with_name(f"person1{path.suffix}"))
+    scene.train()
+
+
+CASES: dict[str, Callable[[Scene], object]] = {
+    "a key that does not exist": _config("MODEL.USE_SDTP", "True"),
+    "a key in the wrong section": _config("MODEL.BASE_LR", "0.1"),
+    "a key without its value": _config("MODEL.HEAD"),
+    "a text for a number": _config("SOLVER.MAX_EPOCHS", "many"),
+    "a fraction for a whole number": _config("SOLVER.MAX_EPOCHS", "1.5"),
+    "a number for a switch": _config("MODEL.HDM", "1"),
+    "a number for a list": _config("INPUT.SIZE_TRAIN", "256"),
+    "an unknown choice": _config("SOLVER.OPTIMIZER_NAME", "Lion"),
+    "ATMoE without HDM": _config("MODEL.ATM", "True"),
+    "a sparse ratio of 0": _config("MODEL.SDTPS_SPARSE_RATIO", "0"),
+    "Gumbel without SDTPS": _config("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.USE_SDTPS", "False"),
+    "an image smaller than a patch": _config("INPUT.SIZE_TRAIN", "[4, 4]", "INPUT.SIZE_TEST", "[4, 4]"),
+    "a stride larger than a patch": _config("MODEL.STRIDE_SIZE", "[16, 16]"),
+    "a batch that is no multiple of NUM_INSTANCE": _config("SOLVER.IMS_PER_BATCH", "5"),
+    "a warm-up that never ends": _config("SOLVER.WARMUP_ITERS", "9"),
+    "a part that is not implemented": _config("MODEL.PROMPT", "True"),
+    "an unknown backbone": _config(
+        "MODEL.TRANSFORMER_TYPE", "vit_tiny_stem_patch9", "MODEL.STRIDE_SIZE", "[8, 8]"
+    ),
+    "heads that do not divide the width": _config(
+        "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "5"
+    ),
+    "views where there are none": _config("MODEL.SIE_VIEW", "True"),
+    "no CUDA device": _no_cuda,
+    "no configuration file": lambda scene: load_config(scene.folder / "nowhere.yml"),
+    "a configuration that is not YAML": lambda scene: load_config(scene.write("a.yml", "MODEL: [")),
+    "a configuration without sections": lambda scene: load_config(scene.write("a.yml", "- 1")),
+    "no data set": _config("DATASETS.ROOT_DIR", "/nowhere"),
+    "an unknown data set": _config("DATASETS.NAMES", "Market1501"),
+    "an image without its partner": _unpaired,
+    "a file name that cannot be read": _unparsable,
+    "an empty folder": _empty_folder,
+    "an identity in training and test": _overlapping_ids,
+    "too few identities for a batch": _config("SOLVER.IMS_PER_BATCH", "64"),
+    "a truncated training image": _truncate_image,
+    "a test file that is not an image": _not_an_image,
+    "somebody else's folder in the place of the drawn set": _foreign_folder,
+    "a test camera without training images": _new_camera,
+    "a batch that the processes cannot share": _several_processes,
+    "no weights to test": lambda scene: scene.test(""),
+    "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
+    "an empty weight file": lambda scene: scene.test(scene.write("w.pth", "")),
+    "a web page in place of weights": lambda scene: scene.test(scene.write("w.pth", "<html>")),
+    "a folder in place of weights": lambda scene: scene.test(scene.folder),
+    "a truncated weight file": lambda scene: scene.test(
+        scene.write("w.pth", scene.save(scene.small_state()).read_bytes()[:999])
+    ),
+    "a weight file that could run code": lambda scene: scene.test(scene.save({"state_dict": _Code()})),
+    "weights of an unknown architecture": lambda scene: scene.test(scene.save({"layer1.w": torch.ones(2)})),
+    "a backbone in place of a whole model": lambda scene: scene.test(
+        scene.save({"patch_embed.proj.weight": torch.ones(2)})
+    ),
+    "weights of another width": lambda scene: scene.test(
+        scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 96)})
+    ),
+    "weights with entries missing": lambda scene: scene.test(
+        scene.save({n: t for n, t in scene.small_state().items() if "sdtps" not in n})
+    ),
+    "weights with entries too many": lambda scene: scene.test(
+        scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
+    ),
+    "a conversion onto an existing file": _existing_output,
+    "a run folder that is in use": _run_in_use,
+    "a run folder below a file": lambda scene: scene.train(output=f"{scene.write('file', '').name}/run"),
+    "a run folder that is read-only": _read_only,
+    "a disk that is full": _full_disk,
+    "resume and overwrite at once": _config("--resume", "--overwrite"),
+    "resuming with other settings": _other_settings,
+    "resuming from a damaged checkpoint": _damaged_checkpoint,
+    "resuming from best.pth": _resume_from_best,
+}
+
+
+def rows_of_the_page() -> dict[str, str]:
+    """What the table says: input -> message, in which … stands for anything."""
+    rows = re.findall(r"^\| ([^|]+?) \| `` (.+?) `` \|$", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(rows)
+
+
+def test_the_table_and_the_tests_have_the_same_rows() -> None:
+    assert list(rows_of_the_page()) == list(CASES)
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_input_gets_its_message(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        CASES[case](scene)
+    message = str(caught.value)
+    pattern = ".*".join(re.escape(part) for part in rows_of_the_page()[case].split("…"))
+    assert re.fullmatch(pattern, message, flags=re.DOTALL), message
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert not (tmp_path / "code_was_run").exists()
