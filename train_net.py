@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from config import check_resumable, load_config, save_config
+from config import check_resumable, load_config, warn_about_unused
 from datasets.build import build_data
 from engine.arguments import train_arguments
 from engine.build import make_device, make_train_settings, missing_modalities
 from engine.checkpoint import find_checkpoint
 from engine.distributed import World
 from engine.evaluate import evaluate, raw_pixels, write_report
-from engine.setup import run_command, seed_everything, start_run
+from engine.setup import begin_run, run_command, seed_everything, start_run
 from engine.train import Trainer
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
@@ -32,25 +32,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = make_device(cfg, world)
     folder = Path(cfg.OUTPUT_DIR)
     start_run(folder, overwrite=args.overwrite, resume=args.resume is not None)
+    warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
         check_resumable(earlier["config"], cfg, force=args.force)
-    if world.is_main:
-        save_config(cfg, folder / "config.yml")
 
     with world.joined(device):
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-        if cfg.MODEL.PRETRAIN_PATH_T:
+        if cfg.MODEL.PRETRAIN_PATH_T and earlier is None:
             load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
         model.to(device).gather_batch = world.gather_batch
 
         evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
         score = partial(evaluate, loader=data.test_loader, evaluator=evaluator)
         test = partial(score, device=device, missing=missing_modalities(cfg), world=world)
-        controls = {"untrained": test(model), "raw pixels": test(raw_pixels)} if cfg.TEST.CONTROLS else {}
+        with_controls = cfg.TEST.CONTROLS and earlier is None
+        controls = {"untrained": test(model), "raw pixels": test(raw_pixels)} if with_controls else {}
         optimizer = make_optimizer(cfg, model)
         trainer = Trainer(
             model=model,
@@ -65,10 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             settings=make_train_settings(cfg),
             world=world,
         )
+        seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
             trainer.resume(earlier)
-        else:
-            seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
+        begin_run(folder, cfg.dump(), keep=args.resume is not None)
         result = trainer.run()
         if world.is_main:
             epochs, cost = trainer.progress.epochs, measure_cost(model)

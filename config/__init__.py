@@ -2,7 +2,7 @@
 
 from config.compare import check_resumable
 from config.defaults import get_cfg
-from config.load import load_config, save_config
-from config.validate import ConfigError
+from config.load import load_config
+from config.validate import ConfigError, warn_about_unused
 
-__all__ = ["ConfigError", "check_resumable", "get_cfg", "load_config", "save_config"]
+__all__ = ["ConfigError", "check_resumable", "get_cfg", "load_config", "warn_about_unused"]

@@ -59,11 +59,6 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
     return cfg
 
 
-def save_config(cfg: CfgNode, path: Path) -> None:
-    """Write every setting, so that `--config_file PATH` repeats the run."""
-    path.write_text(cfg.dump())
-
-
 def _read_yaml(path: Path) -> list[tuple[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")

@@ -46,6 +46,26 @@ NOT_IMPLEMENTED: dict[str, tuple[Any, str]] = {
 }
 """Settings of DeMo that are accepted at this value and refused at any other."""
 
+UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
+    tuple(f"MODEL.SDTPS_{name}" for name in ("SPARSE_RATIO", "AGGR_RATIO", "BETA", "LOSS_WEIGHT")): (
+        lambda cfg: not cfg.MODEL.USE_SDTPS,
+        "MODEL.USE_SDTPS is off",
+    ),
+    ("MODEL.SDTPS_GUMBEL_TAU",): (
+        lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL,
+        "MODEL.SDTPS_USE_GUMBEL is off",
+    ),
+    ("MODEL.HEAD",): (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off"),
+    ("MODEL.SIE_COE",): (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "there is no SIE"),
+    ("MODEL.DROP_PATH",): (
+        lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16",
+        "ViT-B-16 has none, as in DeMo",
+    ),
+    ("SOLVER.MARGIN",): (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on"),
+    ("SOLVER.MOMENTUM",): (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "it is for SGD"),
+}
+"""Settings that only matter together with another one; a change that has no effect is logged."""
+
 NO_EFFECT = (
     "SOLVER.CENTER_LR",
     "SOLVER.CENTER_LOSS_WEIGHT",
@@ -160,10 +180,18 @@ def validate(cfg: CfgNode) -> None:
         if not accept(settings[key]):
             raise ConfigError(f"{key} must be {requirement}, not {show(settings[key])}")
     _validate_combinations(cfg)
-    defaults = dict(flatten(get_cfg()))
-    for key in NO_EFFECT:
+
+
+def warn_about_unused(cfg: CfgNode) -> None:
+    """Log the settings that differ from the defaults and have no effect in this configuration."""
+    settings, defaults = dict(flatten(cfg)), dict(flatten(get_cfg()))
+    reasons = dict.fromkeys(NO_EFFECT, "see docs/configuration.md")
+    for keys, (is_unused, reason) in UNUSED_WHEN.items():
+        if is_unused(cfg):
+            reasons |= dict.fromkeys(keys, reason)
+    for key, reason in reasons.items():
         if settings[key] != defaults[key]:
-            logger.warning("%s %r has no effect: see docs/configuration.md", key, settings[key])
+            logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
 
 
 def _validate_combinations(cfg: CfgNode) -> None:

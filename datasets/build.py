@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,17 @@ def _number_cameras(splits: Splits, *, unseen: str) -> Splits:
     )
 
 
+def _outlive_signals(_: int) -> None:
+    """In a loader process: leave a stop signal to the main process, which finishes its step first."""
+
+    def ignore_once(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # torch ends loader processes with a second one
+
+    signal.signal(signal.SIGTERM, ignore_once)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _make_loader(
     dataset: MultiModalDataset, *, batch_size: int, num_workers: int, **options: Any
 ) -> DataLoader[Sample]:
@@ -160,6 +173,7 @@ def _make_loader(
         batch_size=batch_size,
         num_workers=num_workers,
         collate_fn=collate,
+        worker_init_fn=_outlive_signals,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=num_workers > 0,
         # Without its own generator each pass over a loader would draw from the global one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,15 +49,20 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--force", action="store_true", help="resume even with settings that alter the result"
     )
-    args = parser.parse_intermixed_args(argv)
-    if args.resume and re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", args.resume):
-        # `--resume KEY VALUE`: argparse has taken the key for the checkpoint.
-        args.settings.insert(0, args.resume)
-        args.resume = ""
-    args.overwrite |= args.config_file is None and args.resume is None  # the demo may be repeated
+    args = parser.parse_intermixed_args(_settle_resume(sys.argv[1:] if argv is None else argv))
+    args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
     if args.resume is not None and args.overwrite:
         raise UserError("--resume and --overwrite contradict each other; give one of them")
     return args
+
+
+def _settle_resume(argv: Sequence[str]) -> list[str]:
+    """Keep argparse from taking a key for the checkpoint, as in `--resume KEY VALUE`."""
+    words = list(argv)
+    for place, word in enumerate(words[:-1]):
+        if word == "--resume" and re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", words[place + 1]):
+            words[place] = "--resume="
+    return words
 
 
 def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -34,11 +34,26 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        reason = error.strerror or str(error)
+        _flush_folder(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save turns a failed write into a RuntimeError
+        reason = getattr(error, "strerror", None) or "the disk is full or failing"
         raise UserError(f"{path} cannot be written: {reason}; its earlier version is untouched") from None
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a new name in a folder outlive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save_text(path: Path, text: str) -> None:
+    """Save a text file."""
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def save_checkpoint(path: Path, **content: Any) -> None:
@@ -77,32 +92,32 @@ def find_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
     return load_checkpoint(Path(resume) if resume else folder / "last.pth")
 
 
-def random_states() -> dict[str, Any]:
-    """The states of all global random generators, as plain values and tensors."""
+def random_states(device: torch.device) -> dict[str, Any]:
+    """The states of all global random generators that a run on `device` uses, as plain values and tensors."""
     kind, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
     }
 
 
-def restore_random_states(states: dict[str, Any]) -> None:
+def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
     """Set the global random generators to what `random_states` gave."""
     kind, keys, *rest = states["numpy"]
     random.setstate(states["python"])
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+    if states["cuda"] is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def save_json(path: Path, content: Any) -> None:
     """Save plain values as indented JSON."""
-    write_atomically(path, lambda file: file.write(f"{json.dumps(content, indent=2)}\n".encode()))
+    save_text(path, f"{json.dumps(content, indent=2)}\n")
 
 
-def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Save named arrays as .npz, readable with `numpy.load`."""
-    write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **arrays))
+    write_atomically(path, lambda file: np.savez(file, **arrays))

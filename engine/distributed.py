@@ -55,18 +55,16 @@ class World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
+        yield
+        dist.destroy_process_group()  # not after an error: it would wait for the others
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The main process does something alone, then the others do it."""
-        if self.size > 1 and not self.is_main:
+        """The first process of each machine does something alone, then the others do it."""
+        if self.size > 1 and self.local_rank:
             dist.barrier()
         yield
-        if self.size > 1 and self.is_main:
+        if self.size > 1 and not self.local_rank:
             dist.barrier()
 
     def gather_batch(self, part: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def evaluate(
         device: where the batches go.
         missing: modalities whose images are replaced by zeros.
         world: the processes of the run; all of them get the whole result.
-        check_stop: called after each batch; may raise to stop the evaluation.
+        check_stop: called when this process has encoded its triples; may raise to stop the evaluation.
     """
     world = world or World()
     start = time.perf_counter()

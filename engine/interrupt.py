@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -25,6 +26,16 @@ class RunStopped(Exception):  # noqa: N818 - not an error
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+def leave_children_alone() -> None:
+    """Take back the signal by which torch turns the death of a loader process into an error at any place.
+
+    A stop signal often reaches the loader's processes too. Their end must not interrupt the step that is
+    being finished; torch notices it all the same when the next batch is asked for.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 class StopSwitch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import random
@@ -11,18 +12,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from engine.checkpoint import save_text
 from engine.interrupt import RunStopped
 from structures import UserError
 
 logger = logging.getLogger(__name__)
 
-RUN_FILES = ("config.yml", "log.txt", "metrics.json", "last.pth", "best.pth", "tensorboard")
-"""What a run writes into its folder, besides epoch_<n>.pth."""
+RUN_FILES = ("metrics.json", "last.pth", "best.pth", "tensorboard")
+"""What a run that has begun leaves in its folder, besides epoch_<n>.pth, config.yml and log.txt."""
+
+_locks: dict[Path, IO[str]] = {}
+"""Lock files of the run folders of this process, open as long as it lives."""
 
 
 class _ConsoleHandler(logging.Handler):
@@ -38,9 +44,9 @@ def is_main_process() -> bool:
 
 
 def setup_log(log_file: Path | None = None) -> None:
-    """Log to the console and to `log_file`; processes other than the main one only warn."""
+    """Log to the console and to `log_file`; other processes than the main one log errors alone."""
     root = logging.getLogger()
-    root.setLevel(logging.INFO if is_main_process() else logging.WARNING)
+    root.setLevel(logging.INFO if is_main_process() else logging.ERROR)
     handlers: list[logging.Handler] = [_ConsoleHandler()]
     if log_file is not None and is_main_process():
         handlers.append(logging.FileHandler(log_file))
@@ -52,18 +58,17 @@ def setup_log(log_file: Path | None = None) -> None:
 
 
 def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the run folder and log into it. Only the main process writes.
+    """Make the run folder, lock it, and log into it. Only the main process writes.
 
     Args:
         folder: where the run writes.
-        overwrite: remove an earlier run that the folder holds, instead of refusing.
+        overwrite: the folder may hold an earlier run; `begin_run` removes it when the new one is ready.
         resume: go on with the run that the folder holds.
     """
     if not is_main_process():
         setup_log()
         return
-    earlier = [folder / name for name in RUN_FILES if (folder / name).exists()]
-    earlier += sorted(folder.glob("epoch_*.pth"))
+    earlier = _earlier_run(folder)
     if earlier and not (overwrite or resume):
         raise UserError(
             f"{folder} already holds a run ({earlier[0].name}); add --resume to go on with it, "
@@ -71,15 +76,51 @@ def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in [*([] if resume else earlier), *folder.glob(".*.tmp")]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        _lock(folder)
+        for half_written in folder.glob(".*.tmp"):
+            half_written.unlink()
         setup_log(folder / "log.txt")
         logger.info("run folder %s, %s", folder, describe_software())
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+
+
+def _lock(folder: Path) -> None:
+    """Refuse a folder that another process writes into; the lock ends with this process."""
+    place = folder.resolve()
+    if place in _locks:
+        return
+    file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder} is in use by another run; wait for it, or choose another OUTPUT_DIR"
+        ) from None
+    _locks[place] = file
+
+
+def _earlier_run(folder: Path) -> list[Path]:
+    """The files that a run has left in the folder."""
+    return [path for name in (*RUN_FILES, "epoch_*.pth") for path in sorted(folder.glob(name))]
+
+
+def begin_run(folder: Path, config: str, *, keep: bool) -> None:
+    """Now that everything is ready: remove what an earlier run has left, and nothing else; save the settings.
+
+    Args:
+        folder: the run folder.
+        config: the configuration as YAML.
+        keep: do not remove anything, since the run goes on.
+    """
+    if not is_main_process():
+        return
+    for path in [] if keep else _earlier_run(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    save_text(folder / "config.yml", config)
 
 
 def seed_everything(seed: int) -> None:
@@ -134,13 +175,31 @@ def run_command(command: Callable[[Sequence[str] | None], None]) -> None:
     except UserError as error:
         raise SystemExit(_fail(error)) from None
     except RunStopped as stopped:
-        command_line = " ".join(shlex.quote(word) for word in sys.argv if word != "--overwrite")
-        resume = command_line if "--resume" in sys.argv else f"{command_line} --resume"
-        logger.warning("%s; go on with: python %s", stopped, resume)
+        logger.warning("%s; go on with: %s", stopped, resume_command())
         raise SystemExit(stopped.status) from None
+    except torch.OutOfMemoryError:
+        logger.error(
+            "CUDA ran out of memory: lower SOLVER.IMS_PER_BATCH (keep it a multiple of "
+            "DATALOADER.NUM_INSTANCE), TEST.IMS_PER_BATCH, or INPUT.SIZE_TRAIN and INPUT.SIZE_TEST; keep "
+            "SOLVER.AMP True; or use more processes (the settings of this run: %s)",
+            " ".join(sys.argv[1:]),
+        )
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         logger.error("interrupted")
         raise SystemExit(130) from None
+
+
+def resume_command() -> str:
+    """The command that goes on with this run."""
+    words = [word for word in sys.argv if word != "--overwrite" and not word.startswith("--resume=")]
+    if "--resume" in words:
+        place = words.index("--resume")
+        has_path = words[place + 1 : place + 2] and words[place + 1].endswith(".pth")
+        del words[place : place + (2 if has_path else 1)]
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launcher = "python" if processes == "1" else f"torchrun --nproc_per_node={processes}"
+    return f"{launcher} {shlex.join(words)} --resume"
 
 
 def _fail(error: UserError) -> int:

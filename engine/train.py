@@ -21,9 +21,9 @@ from tqdm import tqdm
 from engine.checkpoint import random_states, restore_random_states, save_checkpoint, save_json
 from engine.distributed import World
 from engine.evaluate import EvaluationResult
-from engine.interrupt import RunStopped, StopRequested, StopSwitch
+from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
-from structures import ModalBatch, ModelOutput, UserError
+from structures import ModalBatch, ModelOutput, UserError, on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -89,13 +89,28 @@ class Trainer:
 
     def resume(self, content: Mapping[str, Any]) -> None:
         """Go on from the content of a checkpoint that `run` has written."""
-        self.model.load_state_dict(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
-        self.scaler.load_state_dict(content["scaler"])
+        settings_now = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        try:
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            reason = on_one_line(str(error))[:200]
+            raise UserError(
+                f"the checkpoint does not fit the model of this configuration: {reason}"
+            ) from None
+        for group, now in zip(self.optimizer.param_groups, settings_now, strict=True):
+            group.update(
+                now
+            )  # rates and weight decay follow the configuration, which --force may have changed
+        if content["scaler"] and self.mixed_precision:
+            self.scaler.load_state_dict(content["scaler"])
         self.progress = Progress(**content["progress"])
         states = content["random"]
         if len(states) == self.world.size:
-            restore_random_states(states[self.world.rank])
+            restore_random_states(states[self.world.rank], self.device)
         else:
             logger.warning("%d processes started this run: dropout and noise differ now", len(states))
         progress = self.progress
@@ -108,6 +123,10 @@ class Trainer:
             RunStopped: a signal asked to stop, and everything is saved.
         """
         progress = self.progress
+        if len(set(self.world.gather_objects(progress.step))) > 1:
+            raise UserError(
+                "the processes resume from different steps; give all machines the same run folder"
+            )
         self._started_at = (time.perf_counter(), progress.step)
         if self.world.is_main:
             board = str(self.folder / "tensorboard")
@@ -123,10 +142,9 @@ class Trainer:
         finally:
             if self._board is not None:
                 self._board.close()
-        unreadable = sorted(set().union(*self.world.gather_objects(progress.unreadable)))
-        if unreadable:
-            names = "\n  ".join(unreadable)
-            logger.warning("%d training images could not be read:\n  %s", len(unreadable), names)
+        if progress.unreadable:
+            names = "\n  ".join(progress.unreadable)
+            logger.warning("%d training images could not be read:\n  %s", len(progress.unreadable), names)
         return result
 
     def _run_epoch(self, epoch: int) -> EvaluationResult | None:
@@ -136,6 +154,8 @@ class Trainer:
         record = {"epoch": epoch, **self._train_epoch(epoch)} if is_new else {}
         result = None
         if epoch % self.settings.eval_period == 0 or epoch == self.settings.epochs:
+            if is_new:
+                self._save()  # an evaluation that fails must not cost the epoch
             result = self._evaluate_epoch(epoch)
         if not is_new:  # a finished run was resumed: it is evaluated again, and nothing else
             return result
@@ -201,7 +221,7 @@ class Trainer:
                     progress.steps_in_epoch,
                     num_steps,
                     status,
-                    means["gradient_norm"],
+                    means.get("gradient_norm", math.nan),
                     " ".join(f"{name} {rate:.2e}" for name, rate in rates.items()),
                     self._remaining(num_steps),
                 )
@@ -210,8 +230,10 @@ class Trainer:
 
     def _batches(self) -> Iterator[ModalBatch]:
         """The loader's batches; if a stop signal has also ended the loader's processes, that is no error."""
+        batches = iter(self.loader)
+        leave_children_alone()
         try:
-            for batch in self.loader:
+            for batch in batches:
                 self.progress.unreadable += [
                     name for name in batch.unreadable if name not in self.progress.unreadable
                 ]
@@ -222,32 +244,25 @@ class Trainer:
 
     def _train_step(self, batch: ModalBatch, epoch: int) -> dict[str, float]:
         """One optimiser step; returns the named losses, their sum, accuracy and gradient norm."""
-        try:
-            with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
-                output: ModelOutput = self.parallel(batch)
-                person_ids = self.world.gather_batch(batch.person_ids)
-                losses = self.criterion(output, person_ids)
-            loss = torch.stack(list(losses.values())).sum()
-            values = {name: value.item() for name, value in losses.items()} | {"loss": loss.item()}
-            if not math.isfinite(values["loss"]):
-                raise NonFiniteLossError(self._non_finite_message(values, batch, epoch))
-            self._last_losses = values
-            self.optimizer.zero_grad(set_to_none=True)
-            self.scaler.scale(loss).backward()
-        except torch.OutOfMemoryError:
-            height, width = batch.images.rgb.shape[-2:]
-            raise UserError(
-                f"CUDA ran out of memory with {len(batch)} triples of {height} x {width} pixels per process: "
-                "lower SOLVER.IMS_PER_BATCH (keep it a multiple of DATALOADER.NUM_INSTANCE), lower "
-                "INPUT.SIZE_TRAIN and INPUT.SIZE_TEST, or use more processes"
-                + ("" if self.mixed_precision else ", or SOLVER.AMP True")
-            ) from None
+        with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
+            output: ModelOutput = self.parallel(batch)
+            person_ids = self.world.gather_batch(batch.person_ids)
+            losses = self.criterion(output, person_ids)
+        loss = torch.stack(list(losses.values())).sum()
+        values = {name: value.item() for name, value in losses.items()} | {"loss": loss.item()}
+        if not math.isfinite(values["loss"]):
+            raise NonFiniteLossError(self._non_finite_message(values, batch, epoch))
+        self._last_losses = values
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
         limit = self.settings.clip_grad or math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return values | {"accuracy": _accuracy(output, person_ids), "gradient_norm": norm.item()}
+        values |= {"accuracy": _accuracy(output, person_ids)}
+        # Mixed precision leaves out a step whose gradients overflow, and lowers its scale.
+        return values | ({"gradient_norm": norm.item()} if norm.isfinite() else {"skipped_steps": 1.0})
 
     def _non_finite_message(self, values: Mapping[str, float], batch: ModalBatch, epoch: int) -> str:
         def show(losses: Mapping[str, float]) -> str:
@@ -260,7 +275,11 @@ class Trainer:
         )
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
-        result = self.evaluate(self._check_stop)
+        try:
+            result = self.evaluate(self._check_stop)
+        except RuntimeError:  # a stop signal may have ended the loader's processes
+            self.stop.check()
+            raise
         for pattern, metrics in result.ranking.items():
             self._scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
             self._scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
@@ -275,7 +294,9 @@ class Trainer:
 
     def _save(self) -> None:
         """Write last.pth: all that `resume` needs."""
-        states = self.world.gather_objects(random_states())
+        states = self.world.gather_objects(random_states(self.device))
+        unreadable = self.world.gather_objects(self.progress.unreadable)
+        self.progress.unreadable = sorted(set().union(*unreadable))
         if self.world.is_main:
             save_checkpoint(
                 self.folder / "last.pth",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from structures import RankingMetrics
+from structures import RankingMetrics, UserError
 
 
 def rank(
@@ -40,12 +40,12 @@ def rank(
         mAP and CMC over the queries that were scored.
 
     Raises:
-        ValueError: if a side is empty, lengths differ, a feature is not finite or no query can be scored.
+        UserError: if a side is empty, lengths differ, a feature is not finite or no query can be scored.
     """
     query = _checked_features("query", query_features, query_ids, query_groups)
     gallery = _checked_features("gallery", gallery_features, gallery_ids, gallery_groups)
     if query.shape[1] != gallery.shape[1]:
-        raise ValueError(
+        raise UserError(
             f"query features have {query.shape[1]} dimensions and gallery features {gallery.shape[1]}; "
             "they must come from the same model and return pattern"
         )
@@ -66,7 +66,7 @@ def rank(
 
     scored = np.concatenate(average_precisions)
     if len(scored) == 0:
-        raise ValueError(
+        raise UserError(
             f"none of the {len(query)} queries has a right match in the gallery once the items of its own "
             "identity and group are dropped; check the identities, cameras and scenes of the data set"
         )
@@ -76,17 +76,17 @@ def rank(
 
 
 def _checked_features(side: str, features: np.ndarray, ids: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """The features in float64, or a ValueError that names the side."""
+    """The features in float64, or a UserError that names the side."""
     if len(features) == 0:
-        raise ValueError(f"the {side} is empty; there is nothing to rank")
+        raise UserError(f"the {side} is empty; there is nothing to rank")
     if not len(features) == len(ids) == len(groups):
-        raise ValueError(
+        raise UserError(
             f"the {side} has {len(features)} features, {len(ids)} identities and {len(groups)} groups; "
             "give one of each per item"
         )
     num_broken = int((~np.isfinite(features).all(axis=1)).sum())
     if num_broken:
-        raise ValueError(
+        raise UserError(
             f"{num_broken} of {len(features)} {side} features contain NaN or infinity; the model has "
             "diverged or its weights are damaged"
         )

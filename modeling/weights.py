@@ -125,7 +125,7 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
         if not (keep_projection and name == "head.weight"):
             report.dropped.append(f"{name} (classifier)")
             del state[name]
-    _fill(model.backbone.vit, state, report, grid=model.backbone.grid, path=path)
+    _fill(model.backbone.vit, state, report, grid=model.backbone.grid, path=path, allow_partial=allow_partial)
     _judge(report, path, optional=(), allow_partial=allow_partial)
     logger.info("backbone weights from %s (%s): %s", path, origin, report.summary())
     return report
@@ -149,7 +149,7 @@ def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool =
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {len(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    _fill(model, state, report, grid=model.backbone.grid, path=path)
+    _fill(model, state, report, grid=model.backbone.grid, path=path, allow_partial=allow_partial)
     _judge(report, path, optional=(CLASSIFIER,), allow_partial=allow_partial)
     logger.info("model weights from %s (%s): %s", path, origin, report.summary())
     return report
@@ -185,8 +185,9 @@ def _fill(
     *,
     grid: tuple[int, int],
     path: str | Path,
+    allow_partial: bool,
 ) -> None:
-    """Copy the entries that the module has, resizing position embeddings; other wrong shapes are errors."""
+    """Copy what fits the module, resizing position embeddings; leave out or refuse other wrong shapes."""
     own = module.state_dict()
     accepted = {}
     for name, tensor in state.items():
@@ -201,12 +202,14 @@ def _fill(
         else:
             report.loaded.append(name)
         if tensor.shape != wanted:
-            raise WeightsError(
-                f"{path} does not fit this configuration: {name} has shape {tuple(tensor.shape)}, "
-                f"the model needs {tuple(wanted)}"
-            )
+            shapes = f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted)}"
+            if not allow_partial:
+                raise WeightsError(f"{path} does not fit this configuration: {shapes}")
+            report.loaded.remove(name)
+            report.dropped.append(f"({shapes})")
+            continue
         accepted[name] = tensor
-    report.missing += [name for name in own if name not in state]
+    report.missing += [name for name in own if name not in accepted]
     module.load_state_dict(accepted, strict=False)
 
 

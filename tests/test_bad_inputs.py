@@ -1,6 +1,7 @@
 """Bad input of every kind, each with the sentence it gets: the rows of the table in docs/reliability.md."""
 
 import errno
+import fcntl
 import os
 import re
 from collections.abc import Callable
@@ -100,6 +101,19 @@ def _run_in_use(scene: Scene) -> None:
         scene.train()
     finally:
         assert (scene.run / "best.pth").read_text() == "precious"
+
+
+def _locked(scene: Scene) -> None:
+    scene.run.mkdir()
+    with (scene.run / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        scene.train("--overwrite")
+
+
+def _one_camera(scene: Scene) -> None:
+    for path in scene.data.glob("test/*/*_cam2_*"):
+        path.unlink()
+    scene.train()
 
 
 def _truncate_image(scene: Scene) -> None:
@@ -223,6 +237,7 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a test file that is not an image": _not_an_image,
     "somebody else's folder in the place of the drawn set": _foreign_folder,
     "a test camera without training images": _new_camera,
+    "a test set with one camera": _one_camera,
     "a batch that the processes cannot share": _several_processes,
     "no weights to test": lambda scene: scene.test(""),
     "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
@@ -247,7 +262,8 @@ CASES: dict[str, Callable[[Scene], object]] = {
         scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
     ),
     "a conversion onto an existing file": _existing_output,
-    "a run folder that is in use": _run_in_use,
+    "a run folder that holds another run": _run_in_use,
+    "a run folder that a running process uses": _locked,
     "a run folder below a file": lambda scene: scene.train(output=f"{scene.write('file', '').name}/run"),
     "a run folder that is read-only": _read_only,
     "a disk that is full": _full_disk,

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         len(problems),
     )
     if args.json is not None:
-        save_report(
+        save_json(
             args.json,
             {
                 "folder": str(scan.folder),
@@ -81,14 +81,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     if problems:
         raise SystemExit(1)
-
-
-def save_report(path: Path, content: dict[str, object]) -> None:
-    """Write the report, or say why that is not possible."""
-    try:
-        save_json(path, content)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":

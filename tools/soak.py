@@ -93,6 +93,26 @@ def final_weights(run: Path) -> dict[str, torch.Tensor]:
     return {**content["model"], **moments}
 
 
+def load_progress(run: Path) -> str:
+    """How far a killed run has come, by its last checkpoint."""
+    if not (run / "last.pth").exists():
+        return "no checkpoint yet"
+    progress = torch.load(run / "last.pth", weights_only=True)["progress"]
+    return f"{progress['epoch']} epochs and {progress['steps_in_epoch']} steps are saved"
+
+
+def _time_undisturbed(arguments: list[str], run: Path) -> tuple[float, float]:
+    """Run to the end; returns the seconds until training began, and those that it took."""
+    began = time.perf_counter()
+    process = start(arguments)
+    while process.poll() is None and not (run / "tensorboard").exists():
+        time.sleep(0.05)
+    startup = time.perf_counter() - began
+    if process.wait() != 0:
+        raise UserError(f"training ended with status {process.returncode}; see {run / 'log.txt'}")
+    return startup, time.perf_counter() - began - startup
+
+
 def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     """Compare a run that is killed `kills` times with an undisturbed one.
 
@@ -107,25 +127,23 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     """
     ensure_synthetic(folder, spec=MINIATURE).rename(folder / "RGBNT201")
     undisturbed, killed = (train_command(folder, folder / name, epochs) for name in ("undisturbed", "killed"))
-    began = time.perf_counter()
-    finish(undisturbed, folder / "undisturbed" / "log.txt")
-    duration = time.perf_counter() - began
+    startup, training = _time_undisturbed(undisturbed, folder / "undisturbed")
 
     rng = random.Random(seed)
     for number in tqdm(range(kills), "kills", disable=None):
-        resume = ["--resume"] if number else []
+        arguments = [*killed, *(["--resume"] if number else [])]
         if number % 3 == 1:
-            process = start([*killed, *resume], die_in_write=rng.randint(1, 6))
+            process = start(arguments, die_in_write=rng.randint(1, 5))
         else:
-            process = start([*killed, *resume])
+            process = start(arguments)
             try:
-                process.wait(rng.uniform(0.3, 1.0) * duration)
+                process.wait(startup + rng.uniform(0, 1.2) * training / kills)
             except subprocess.TimeoutExpired:
                 process.kill()
-        status = process.wait()
-        logger.info(
-            "start %d ended by %s", number + 1, signal.Signals(-status).name if status < 0 else "itself"
-        )
+        if process.wait() != -signal.SIGKILL:
+            raise UserError(f"start {number + 1} ended before it could be killed; use more --epochs")
+        done = load_progress(folder / "killed")
+        logger.info("kill %d%s: %s", number + 1, " (in a write)" if number % 3 == 1 else "", done)
     finish([*killed, "--resume"], folder / "killed" / "log.txt")
 
     expected, found = final_weights(folder / "undisturbed"), final_weights(folder / "killed")

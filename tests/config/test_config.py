@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config import ConfigError, get_cfg, load_config, save_config
+from config import ConfigError, get_cfg, load_config, warn_about_unused
 from config.validate import NO_EFFECT, NOT_IMPLEMENTED, flatten
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,7 +26,7 @@ def test_command_line_overrides_the_file_which_overrides_the_defaults(tmp_path: 
 
 def test_saved_configuration_loads_to_the_same_settings(tmp_path: Path) -> None:
     cfg = load_config(ROOT / "configs/Synthetic/DeMo_SDTPS.yml", ["MODEL.SDTPS_USE_GUMBEL", "True"])
-    save_config(cfg, tmp_path / "config.yml")
+    (tmp_path / "config.yml").write_text(cfg.dump())
     assert load_config(tmp_path / "config.yml") == cfg
 
 
@@ -183,9 +183,39 @@ def test_parts_that_are_not_implemented_are_refused_when_turned_on(key: str) -> 
         load_config(None, [key, "True" if off is False else "something"])
 
 
-def test_settings_without_effect_are_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
-    load_config(None, ["SOLVER.GAMMA", "0.5"])
-    assert "SOLVER.GAMMA" in caplog.text
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("SOLVER.GAMMA", "0.5"),
+        ("MODEL.SDTPS_BETA", "0.1"),
+        ("MODEL.SDTPS_GUMBEL_TAU", "0.5"),
+        ("MODEL.HEAD", "8"),
+        ("MODEL.SIE_COE", "3.0"),
+        ("MODEL.DROP_PATH", "0.2"),
+        ("SOLVER.MARGIN", "0.5"),
+        ("SOLVER.MOMENTUM", "0.8"),
+    ],
+)
+def test_settings_without_effect_are_said_to_have_none(
+    key: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_about_unused(load_config(None, [key, value]))
+    assert f"{key} {value} has no effect" in caplog.text
+
+
+def test_settings_with_an_effect_are_not_complained_about(caplog: pytest.LogCaptureFixture) -> None:
+    used = [
+        "MODEL.USE_SDTPS",
+        "True",
+        "MODEL.SDTPS_BETA",
+        "0.1",
+        "MODEL.NO_MARGIN",
+        "False",
+        "SOLVER.MARGIN",
+        "0.5",
+    ]
+    warn_about_unused(load_config(None, used))
+    assert not caplog.records
 
 
 BAD_FILES = {

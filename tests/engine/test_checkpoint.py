@@ -1,6 +1,8 @@
 import errno
 import json
 import random
+import resource
+import signal
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +20,8 @@ from engine.checkpoint import (
     write_atomically,
 )
 from structures import UserError
+
+CPU = torch.device("cpu")
 
 
 def test_a_failing_write_keeps_the_old_file_and_leaves_no_rubbish(tmp_path: Path) -> None:
@@ -66,17 +70,17 @@ def test_random_states_come_back() -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), torch.rand(()).item()
 
-    states = random_states()
+    states = random_states(CPU)
     first = draw()
     assert draw() != first
-    restore_random_states(states)
+    restore_random_states(states, CPU)
     assert draw() == first
 
 
 def test_random_states_survive_a_checkpoint(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a.pth", progress={}, random=[random_states()])
+    save_checkpoint(tmp_path / "a.pth", progress={}, random=[random_states(CPU)])
     first = torch.rand(3)
-    restore_random_states(load_checkpoint(tmp_path / "a.pth")["random"][0])
+    restore_random_states(load_checkpoint(tmp_path / "a.pth")["random"][0], CPU)
     assert torch.equal(torch.rand(3), first)
 
 
@@ -102,3 +106,21 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning(
     found = find_checkpoint("", tmp_path)
     assert found is not None
     assert found["progress"] == {"epoch": 3}
+
+
+def test_a_disk_that_fills_up_inside_torch_save_is_named(tmp_path: Path) -> None:
+    """torch turns a failed write into a RuntimeError; a limit on the size of files stands for a full disk."""
+    save_checkpoint(tmp_path / "a.pth", epoch=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+        with pytest.raises(
+            UserError, match=r"a\.pth cannot be written: .*; its earlier version is untouched"
+        ):
+            save_checkpoint(tmp_path / "a.pth", model=torch.zeros(100_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert torch.load(tmp_path / "a.pth", weights_only=True)["epoch"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]

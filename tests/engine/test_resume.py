@@ -1,12 +1,17 @@
 """Runs that are killed and resumed end as if nothing had happened."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import train_net as train_entry
 from config import ConfigError
-from conftest import SMALL_MODEL
+from conftest import ROOT, SMALL_MODEL
 from structures import UserError
 from tools.soak import soak
 
@@ -30,3 +35,44 @@ def test_settings_that_alter_the_result_are_refused(tmp_path: Path, mini_setting
     assert "epoch 3: mAP" in log
     with pytest.raises(UserError, match="contradict"):
         train_entry.main([*arguments, "--resume", "--overwrite"])
+
+
+def test_a_signal_to_the_whole_group_spares_the_step_and_the_loader(
+    tmp_path: Path, mini_settings: list[str]
+) -> None:
+    """As SLURM sends it: to the loader's processes as well."""
+    folder = tmp_path / "run"
+    settings = [
+        *mini_settings,
+        "DATALOADER.NUM_WORKERS",
+        "2",
+        "SOLVER.MAX_EPOCHS",
+        "500",
+        "TEST.CONTROLS",
+        "False",
+    ]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "train_net.py",
+            "--config_file",
+            str(SMALL_MODEL),
+            *settings,
+            "OUTPUT_DIR",
+            str(folder),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 90
+    while not (folder / "last.pth").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    assert "stopped by SIGTERM" in output
+    assert "Traceback" not in output

@@ -1,12 +1,23 @@
+import fcntl
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.arguments import train_arguments
 from engine.interrupt import RunStopped
-from engine.setup import choose_device, run_command, seed_everything, setup_log, start_run
+from engine.setup import (
+    begin_run,
+    choose_device,
+    resume_command,
+    run_command,
+    seed_everything,
+    setup_log,
+    start_run,
+)
 from structures import UserError
 
 
@@ -29,14 +40,31 @@ def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
     assert (folder / "best.pth").read_text() == "precious"
 
 
-def test_overwriting_removes_the_files_of_the_earlier_run_and_no_others(tmp_path: Path) -> None:
+def test_overwriting_removes_the_earlier_run_and_nothing_else_once_the_new_one_is_ready(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "run"
-    start_run(folder, overwrite=False, resume=False)
+    folder.mkdir()
     for name in ("best.pth", "last.pth", "epoch_3.pth", "metrics.json", "notes.txt"):
         (folder / name).write_text("old")
     (folder / "tensorboard").mkdir()
     start_run(folder, overwrite=True, resume=False)
-    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "notes.txt"]
+    assert (folder / "best.pth").exists()
+    begin_run(folder, "A: 1", keep=False)
+    left = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    assert left == ["config.yml", "log.txt", "notes.txt"]
+
+
+def test_a_start_that_failed_does_not_block_the_next(tmp_path: Path) -> None:
+    start_run(tmp_path / "run", overwrite=False, resume=False)  # and then the data set is not found
+    start_run(tmp_path / "run", overwrite=False, resume=False)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="in use by another run"):
+            start_run(tmp_path, overwrite=True, resume=False)
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
@@ -51,7 +79,7 @@ def test_resuming_keeps_the_run_and_goes_on_with_its_log(tmp_path: Path) -> None
     (folder / "last.pth").write_text("precious")
     (folder / ".last.pth.123.tmp").write_text("half")
     start_run(folder, overwrite=False, resume=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["last.pth", "log.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "last.pth", "log.txt"]
     assert (folder / "log.txt").read_text().count("run folder") == 2
 
 
@@ -65,7 +93,7 @@ def test_only_the_main_process_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RANK", "1")
     setup_log(tmp_path / "log.txt")
     assert not (tmp_path / "log.txt").exists()
-    assert not logging.getLogger("modeling").isEnabledFor(logging.INFO)
+    assert not logging.getLogger("modeling").isEnabledFor(logging.WARNING)
 
 
 def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,21 +118,52 @@ def test_each_of_several_processes_takes_its_own_device(monkeypatch: pytest.Monk
         choose_device("auto", "0", local_rank=2)
 
 
+RESUME_COMMANDS = {
+    "--config_file 'a b.yml' --overwrite SOLVER.SEED 3": "--config_file 'a b.yml' SOLVER.SEED 3 --resume",
+    "SOLVER.SEED 3 --resume": "SOLVER.SEED 3 --resume",
+    "--resume other/last.pth SOLVER.SEED 3": "SOLVER.SEED 3 --resume",
+    "--resume=other/last.pth SOLVER.SEED 3": "SOLVER.SEED 3 --resume",
+    "--resume SOLVER.SEED 3": "SOLVER.SEED 3 --resume",
+}
+
+
+@pytest.mark.parametrize("words", RESUME_COMMANDS)
 def test_a_stopped_run_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    words: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def command(_: Sequence[str] | None) -> None:
         raise RunStopped("stopped by SIGTERM", 143)
 
-    monkeypatch.setattr(
-        "sys.argv", ["train_net.py", "--config_file", "a b.yml", "--overwrite", "SOLVER.SEED", "3"]
-    )
+    monkeypatch.setattr("sys.argv", ["train_net.py", *shlex.split(words)])
     with pytest.raises(SystemExit) as caught:
         run_command(command)
     assert caught.value.code == 143
-    assert caplog.records[-1].message.endswith(
-        "go on with: python train_net.py --config_file 'a b.yml' SOLVER.SEED 3 --resume"
-    )
+    assert caplog.records[-1].message.endswith(f"go on with: python train_net.py {RESUME_COMMANDS[words]}")
+
+
+def test_several_processes_go_on_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setattr("sys.argv", ["train_net.py"])
+    assert resume_command() == "torchrun --nproc_per_node=4 train_net.py --resume"
+
+
+def test_memory_that_runs_out_is_explained(caplog: pytest.LogCaptureFixture) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(SystemExit) as caught:
+        run_command(command)
+    assert caught.value.code == 2
+    assert "lower SOLVER.IMS_PER_BATCH" in caplog.records[-1].message
+
+
+def test_resume_does_not_take_a_key_for_its_checkpoint() -> None:
+    words = ["OUTPUT_DIR", "x", "--resume", "SOLVER.LOG_PERIOD", "5"]
+    args = train_arguments(words)
+    assert (args.resume, args.settings) == ("", ["OUTPUT_DIR", "x", "SOLVER.LOG_PERIOD", "5"])
+    assert train_arguments(["--resume", "a/last.pth"]).resume == "a/last.pth"
+    assert train_arguments([]).overwrite
+    assert not train_arguments(["OUTPUT_DIR", "precious"]).overwrite
 
 
 def test_seed() -> None:

@@ -219,14 +219,47 @@ def test_a_finished_run_that_is_resumed_is_only_evaluated(
     assert len(resumed.progress.epochs) == 1
 
 
-def test_memory_that_runs_out_is_explained(make_trainer: Callable[..., Trainer]) -> None:
-    def too_large(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
-        raise torch.OutOfMemoryError
+def test_a_failing_evaluation_does_not_cost_the_epoch(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    def fail(_: Callable[[], None]) -> EvaluationResult:
+        raise UserError("a test image is broken")
 
-    with pytest.raises(
-        UserError, match=r"4 triples of 32 x 16 pixels.*SOLVER\.IMS_PER_BATCH.*SOLVER\.AMP True"
-    ):
-        make_trainer(TrainSettings(epochs=1), results(0.1), too_large).run()
+    with pytest.raises(UserError, match="broken"):
+        make_trainer(TrainSettings(epochs=2), fail).run()
+    progress = load_checkpoint(tmp_path / "last.pth")["progress"]
+    assert (progress["epoch"], progress["steps_in_epoch"]) == (0, 3)
+
+
+def test_forced_settings_of_the_optimiser_win_over_the_checkpoint(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    make_trainer(TrainSettings(epochs=1), results(0.1), lr=0.5).run()
+    changed = make_trainer(TrainSettings(epochs=2), results(0.1), lr=0.25)
+    changed.resume(load_checkpoint(tmp_path / "last.pth"))
+    assert changed.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, toy_model: ToyModel
+) -> None:
+    make_trainer(TrainSettings(epochs=1), results(0.1)).run()
+    content = load_checkpoint(tmp_path / "last.pth")
+    content["model"]["linear.weight"] = torch.zeros(9, 9)
+    with pytest.raises(UserError, match=r"does not fit the model of this configuration: .*linear"):
+        make_trainer(TrainSettings(epochs=1), results(0.1)).resume(content)
+
+
+def test_a_step_with_overflowing_gradients_has_no_gradient_norm(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, make_batch: BatchMaker
+) -> None:
+    """Mixed precision meets such steps and leaves them out; their norm would spoil the mean and the JSON."""
+    trainer = make_trainer(TrainSettings(epochs=1), results(0.1))
+    assert "gradient_norm" in trainer._train_step(make_batch([0, 1, 2, 3]), 1)
+    toy_model.linear.weight.register_hook(lambda gradient: gradient * math.inf)
+    values = trainer._train_step(make_batch([0, 1, 2, 3]), 1)
+    assert values["skipped_steps"] == 1.0
+    assert "gradient_norm" not in values
 
 
 def test_images_that_were_replaced_are_listed_once_at_the_end(
