@@ -101,16 +101,25 @@ def load_progress(run: Path) -> str:
     return f"{progress['epoch']} epochs and {progress['steps_in_epoch']} steps are saved"
 
 
-def _time_undisturbed(arguments: list[str], run: Path) -> tuple[float, float]:
-    """Run to the end; returns the seconds until training began, and those that it took."""
-    began = time.perf_counter()
+def _count_boards(run: Path) -> int:
+    """How often training has begun in a run folder: each time makes a new file for TensorBoard."""
+    return len(list((run / "tensorboard").glob("*")))
+
+
+def _wait_for_training(process: subprocess.Popen[bytes], run: Path, boards: int) -> None:
+    """Wait until a process begins to train, or ends."""
+    while process.poll() is None and _count_boards(run) <= boards:
+        time.sleep(0.02)
+
+
+def _time_undisturbed(arguments: list[str], run: Path) -> float:
+    """Run to the end; returns the seconds that training took."""
     process = start(arguments)
-    while process.poll() is None and not (run / "tensorboard").exists():
-        time.sleep(0.05)
-    startup = time.perf_counter() - began
+    _wait_for_training(process, run, boards=0)
+    began = time.perf_counter()
     if process.wait() != 0:
         raise UserError(f"training ended with status {process.returncode}; see {run / 'log.txt'}")
-    return startup, time.perf_counter() - began - startup
+    return time.perf_counter() - began
 
 
 def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
@@ -127,7 +136,7 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     """
     ensure_synthetic(folder, spec=MINIATURE).rename(folder / "RGBNT201")
     undisturbed, killed = (train_command(folder, folder / name, epochs) for name in ("undisturbed", "killed"))
-    startup, training = _time_undisturbed(undisturbed, folder / "undisturbed")
+    training = _time_undisturbed(undisturbed, folder / "undisturbed")
 
     rng = random.Random(seed)
     for number in tqdm(range(kills), "kills", disable=None):
@@ -135,11 +144,11 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
         if number % 3 == 1:
             process = start(arguments, die_in_write=rng.randint(1, 5))
         else:
+            boards = _count_boards(folder / "killed")
             process = start(arguments)
-            try:
-                process.wait(startup + rng.uniform(0, 1.2) * training / kills)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _wait_for_training(process, folder / "killed", boards)
+            time.sleep(rng.uniform(0, 0.8) * training / kills)
+            process.kill()
         if process.wait() != -signal.SIGKILL:
             raise UserError(f"start {number + 1} ended before it could be killed; use more --epochs")
         done = load_progress(folder / "killed")
