@@ -24,9 +24,6 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         help=f"YAML with the settings that differ from the defaults (without it: {default})",
     )
     parser.add_argument(
-        "--allow_partial", action="store_true", help="load the weights that fit even if others are missing"
-    )
-    parser.add_argument(
         "settings",
         metavar="KEY VALUE",
         nargs="*",
@@ -34,10 +31,18 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the commands that load weights."""
+    parser.add_argument(
+        "--allow_partial", action="store_true", help="load the weights that fit even if others are missing"
+    )
+
+
 def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of train_net.py; `resume` is None, or a path, empty for last.pth of the run folder."""
     parser = argparse.ArgumentParser(description="Train multi-modal person re-identification.")
     add_config_arguments(parser, "the demo, configs/Synthetic/DeMo_SDTPS.yml, replacing an earlier demo")
+    add_weight_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
     parser.add_argument(
         "--resume",
@@ -69,6 +74,7 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of test_net.py."""
     parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
     add_config_arguments(parser, "the defaults alone")
+    add_weight_arguments(parser)
     parser.add_argument(
         "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
     )

@@ -44,10 +44,15 @@ class StopSwitch:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
 
-    def check(self) -> None:
-        """Raise `StopRequested` if a signal has arrived."""
-        if self.signal is not None:
-            raise StopRequested
+    @contextmanager
+    def excuse_loader(self) -> Iterator[None]:
+        """If a stop signal has also ended the processes of a loader, that is a stop and not an error."""
+        try:
+            yield
+        except RuntimeError:
+            if self.signal is None:
+                raise
+            raise StopRequested from None
 
     @contextmanager
     def listen(self) -> Iterator[None]:

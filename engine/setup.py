@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from engine.checkpoint import save_text
+from engine.distributed import World
 from engine.interrupt import RunStopped
 from structures import UserError
 
@@ -38,17 +39,12 @@ class _ConsoleHandler(logging.Handler):
         tqdm.write(self.format(record))
 
 
-def is_main_process() -> bool:
-    """Whether this process writes and logs: rank 0, or the only one."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def setup_log(log_file: Path | None = None) -> None:
     """Log to the console and to `log_file`; other processes than the main one log errors alone."""
     root = logging.getLogger()
-    root.setLevel(logging.INFO if is_main_process() else logging.ERROR)
+    root.setLevel(logging.INFO if World.from_environment().is_main else logging.ERROR)
     handlers: list[logging.Handler] = [_ConsoleHandler()]
-    if log_file is not None and is_main_process():
+    if log_file is not None and World.from_environment().is_main:
         handlers.append(logging.FileHandler(log_file))
     root.handlers.clear()
     for handler in handlers:
@@ -65,7 +61,7 @@ def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
         overwrite: the folder may hold an earlier run; `begin_run` removes it when the new one is ready.
         resume: go on with the run that the folder holds.
     """
-    if not is_main_process():
+    if not World.from_environment().is_main:
         setup_log()
         return
     earlier = _earlier_run(folder)
@@ -113,7 +109,7 @@ def begin_run(folder: Path, config: str, *, keep: bool) -> None:
         config: the configuration as YAML.
         keep: do not remove anything, since the run goes on.
     """
-    if not is_main_process():
+    if not World.from_environment().is_main:
         return
     for path in [] if keep else _earlier_run(folder):
         if path.is_dir():
@@ -161,10 +157,9 @@ def describe_software() -> str:
         check=False,
     )
     commit = git.stdout.strip() or "unknown"
-    processes = os.environ.get("WORLD_SIZE", "1")
     return (
         f"commit {commit}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, "
-        f"{torch.cuda.device_count()} CUDA devices, {processes} processes"
+        f"{torch.cuda.device_count()} CUDA devices, {World.from_environment().size} processes"
     )
 
 

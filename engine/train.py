@@ -102,9 +102,9 @@ class Trainer:
                 f"the checkpoint does not fit the model of this configuration: {reason}"
             ) from None
         for group, now in zip(self.optimizer.param_groups, settings_now, strict=True):
-            group.update(
-                now
-            )  # rates and weight decay follow the configuration, which --force may have changed
+            # The configuration decides, which --force may have changed; it may have no `lr_scale` any more.
+            group.pop("lr_scale", None)
+            group.update(now)
         if content["scaler"] and self.mixed_precision:
             self.scaler.load_state_dict(content["scaler"])
         self.progress = Progress(**content["progress"])
@@ -229,18 +229,15 @@ class Trainer:
         return {**self._means(), "lr": rates}
 
     def _batches(self) -> Iterator[ModalBatch]:
-        """The loader's batches; if a stop signal has also ended the loader's processes, that is no error."""
+        """The loader's batches; remembers the images that it had to replace."""
         batches = iter(self.loader)
         leave_children_alone()
-        try:
+        with self.stop.excuse_loader():
             for batch in batches:
                 self.progress.unreadable += [
                     name for name in batch.unreadable if name not in self.progress.unreadable
                 ]
                 yield batch
-        except RuntimeError:
-            self.stop.check()
-            raise
 
     def _train_step(self, batch: ModalBatch, epoch: int) -> dict[str, float]:
         """One optimiser step; returns the named losses, their sum, accuracy and gradient norm."""
@@ -275,11 +272,8 @@ class Trainer:
         )
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
-        try:
+        with self.stop.excuse_loader():
             result = self.evaluate(self._check_stop)
-        except RuntimeError:  # a stop signal may have ended the loader's processes
-            self.stop.check()
-            raise
         for pattern, metrics in result.ranking.items():
             self._scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
             self._scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)

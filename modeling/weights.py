@@ -100,7 +100,7 @@ def read_any(path: str | Path) -> tuple[str, dict[str, Tensor]]:
                 f"with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
-    if len(state) and next(iter(state)) not in whole:
+    if state is not whole:
         logger.info("%s: took a common prefix off all entries", path)
     return origin, state
 
@@ -113,7 +113,7 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     """
     origin, state = read_any(path)
     if origin in ("ours", "demo"):
-        return load_model(model, path, allow_partial=allow_partial)
+        return _load_whole(model, state, origin=origin, path=path, allow_partial=allow_partial)
     report = LoadReport()
     if origin == "clip":
         state = _clip_tower(state, report)
@@ -142,6 +142,13 @@ def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool =
         raise WeightsError(
             f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
         )
+    return _load_whole(model, state, origin=origin, path=path, allow_partial=allow_partial)
+
+
+def _load_whole(
+    model: MultiModalReID, state: dict[str, Tensor], *, origin: str, path: str | Path, allow_partial: bool
+) -> LoadReport:
+    """Fill a whole model from the entries of a file; see `load_model`."""
     report = LoadReport()
     state, report.unexpected = to_our_names(state)
     own = model.state_dict()

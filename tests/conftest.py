@@ -1,13 +1,16 @@
 """Things that several tests share."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from datasets.synthetic import SyntheticSpec, ensure_synthetic
+from datasets.synthetic import ensure_synthetic
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality
+from tools.soak import MINIATURE
 
 # One thread per test process: several threads wait for each other when other programs need the cores too.
 torch.set_num_threads(1)
@@ -16,12 +19,22 @@ ROOT = Path(__file__).parent.parent
 SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 
 
+def run_away_from_the_project(program: str, folder: Path) -> None:
+    """Run a program that imports copied files from `folder`, where nothing of the project can be imported."""
+    before = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+    after = "assert not {'structures', 'modeling', 'timm'} & set(sys.modules)\n"
+    # -I: isolated, so that the checkout is not on the path.
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", before + program + after], capture_output=True, text=True, cwd=folder
+    )
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.fixture(scope="session")
 def mini_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a drawn miniature under the name RGBNT201: 8 training ids, 4 test ids, masks."""
     root = tmp_path_factory.mktemp("data")
-    spec = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
-    ensure_synthetic(root, spec=spec).rename(root / "RGBNT201")
+    ensure_synthetic(root, spec=MINIATURE).rename(root / "RGBNT201")
     return root
 
 

@@ -20,6 +20,7 @@ from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
+from engine.arguments import add_config_arguments
 from engine.checkpoint import save_json
 from engine.setup import run_command, setup_log
 from structures import UserError
@@ -30,10 +31,7 @@ logger = logging.getLogger(__name__)
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Open every image of a data set and list what is wrong.")
-    parser.add_argument("--config_file", metavar="FILE", help="YAML that names the data set")
-    parser.add_argument(
-        "settings", metavar="KEY VALUE", nargs="*", help="overrides, such as DATASETS.ROOT_DIR /data"
-    )
+    add_config_arguments(parser, default="the defaults alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write what is found to this file")
     args = parser.parse_intermixed_args(argv)

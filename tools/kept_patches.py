@@ -18,7 +18,7 @@ from torch import Tensor
 
 from config import ConfigError, load_config
 from datasets.build import build_data
-from engine.arguments import add_config_arguments
+from engine.arguments import add_config_arguments, add_weight_arguments
 from engine.build import make_device
 from engine.setup import run_command, setup_log
 from modeling.make_model import make_model
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Encode some test triples and draw their kept patches."""
     parser = argparse.ArgumentParser(description="Draw which patches SDTPS keeps.")
     add_config_arguments(parser, default="the defaults alone")
+    add_weight_arguments(parser)
     parser.add_argument("--output", type=Path, default=Path("kept_patches.png"), help="picture to write")
     parser.add_argument("--count", type=int, default=8, help="test triples to draw, evenly spread")
     args = parser.parse_intermixed_args(argv)

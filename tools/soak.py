@@ -75,11 +75,10 @@ def start(arguments: list[str], *, die_in_write: int | None = None) -> subproces
     )
 
 
-def finish(arguments: list[str], log: Path) -> None:
-    """Run train_net.py to its end."""
-    process = start(arguments)
+def finish(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Wait for train_net.py to end well."""
     if process.wait() != 0:
-        raise UserError(f"training ended with status {process.returncode}; see {log}")
+        raise UserError(f"training ended with status {process.returncode}; see {run / 'log.txt'}")
 
 
 def final_weights(run: Path) -> dict[str, torch.Tensor]:
@@ -117,8 +116,7 @@ def _time_undisturbed(arguments: list[str], run: Path) -> float:
     process = start(arguments)
     _wait_for_training(process, run, boards=0)
     began = time.perf_counter()
-    if process.wait() != 0:
-        raise UserError(f"training ended with status {process.returncode}; see {run / 'log.txt'}")
+    finish(process, run)
     return time.perf_counter() - began
 
 
@@ -153,7 +151,7 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
             raise UserError(f"start {number + 1} ended before it could be killed; use more --epochs")
         done = load_progress(folder / "killed")
         logger.info("kill %d%s: %s", number + 1, " (in a write)" if number % 3 == 1 else "", done)
-    finish([*killed, "--resume"], folder / "killed" / "log.txt")
+    finish(start([*killed, "--resume"]), folder / "killed")
 
     expected, found = final_weights(folder / "undisturbed"), final_weights(folder / "killed")
     different = [name for name in expected if not torch.equal(expected[name], found[name])]

@@ -236,8 +236,11 @@ def test_forced_settings_of_the_optimiser_win_over_the_checkpoint(
 ) -> None:
     make_trainer(TrainSettings(epochs=1), results(0.1), lr=0.5).run()
     changed = make_trainer(TrainSettings(epochs=2), results(0.1), lr=0.25)
-    changed.resume(load_checkpoint(tmp_path / "last.pth"))
+    content = load_checkpoint(tmp_path / "last.pth")
+    content["optimizer"]["param_groups"][0]["lr_scale"] = 3.0  # of a proportional warm-up, switched off since
+    changed.resume(content)
     assert changed.optimizer.param_groups[0]["lr"] == 0.25
+    assert "lr_scale" not in changed.optimizer.param_groups[0]
 
 
 def test_a_checkpoint_of_another_model_is_refused(

@@ -7,7 +7,6 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.seps import Inputs, make_inputs, one_text_at_a_time
+from conftest import run_away_from_the_project
 from modeling import sdtps, seps
 from modeling.seps import (
     HRPA,
@@ -495,18 +495,12 @@ def test_the_two_files_work_in_another_project(tmp_path: Path) -> None:
         for name in ("sdtps.py", "seps.py"):
             shutil.copy(ROOT / "modeling" / name, folder)
     program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import torch, seps, vision.matching.seps\n"
         "for copy in (seps, vision.matching.seps):\n"
         "    model = copy.create_seps_model(16, 16, use_paper_version=True).eval()\n"
         "    assert model(torch.randn(2, 17, 16), torch.randn(3, 4, 16), [4, 2, 1]).shape == (2, 3)\n"
-        "assert not {'structures', 'modeling', 'timm'} & set(sys.modules)\n"
     )
-    # -I: isolated, so that the checkout is not on the path.
-    result = subprocess.run(
-        [sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path
-    )
-    assert result.returncode == 0, result.stderr
+    run_away_from_the_project(program, tmp_path)
 
 
 def test_example_of_the_page() -> None:
