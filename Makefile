@@ -2,20 +2,40 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DEMO_RUN := runs/Synthetic/DeMo_SDTPS
 
-.PHONY: demo test soak clean help
+# Chromium from Debian's packages, as root or with sudo; elsewhere the user has to install it.
+define INSTALL_CHROMIUM
+{ \
+	command -v apt-get > /dev/null || { \
+		echo "install Chromium and ChromeDriver with the package manager of this system"; exit 1; }; \
+	as_root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	echo "installing Chromium and ChromeDriver from Debian's packages"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	$$as_root apt-get update -qq && \
+	$$as_root apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; \
+}
+endef
+
+.PHONY: demo test test-browser soak clean help
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 demo: $(INSTALLED)  ## train and evaluate the small DeMo + SDTPS model on the embedded data set (CPU, minutes)
 	$(BIN)/python train_net.py
+	$(BIN)/python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml --missing all \
+		--report $(DEMO_RUN)/report TEST.WEIGHT $(DEMO_RUN)/last.pth
 
 test: $(INSTALLED)  ## ruff, mypy and pytest
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+test-browser: $(INSTALLED)  ## open the report in headless Chromium and use it
+	@command -v chromedriver > /dev/null || $(INSTALL_CHROMIUM)
+	$(BIN)/pytest -m browser -n 0
 
 soak: $(INSTALLED)  ## kill a training run ten times, resume it, and compare its weights (minutes)
 	$(BIN)/python -m tools.soak

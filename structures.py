@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -79,23 +80,34 @@ class ImageRecord:
     """One triple on disk, as a data set reader yields it.
 
     Attributes:
-        paths: the image file of each modality.
+        paths: the image file of each modality; None for a modality that the data set does not have.
         person_id: in training records a label in [0, number of identities), in test records the id on disk.
         camera_id: from 0.
         scene_id: from 0; 0 for data sets without scenes.
         mask_path: an image that is white where the person is, if the data set has one.
+        is_strip: the three images stand side by side in one file, which is the path of each.
     """
 
-    paths: PerModality[Path]
+    paths: PerModality[Path | None]
     person_id: int
     camera_id: int
     scene_id: int = 0
     mask_path: Path | None = None
+    is_strip: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise ValueError(f"a record of identity {self.person_id} has no image file")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The image files, each once, in the order of `Modality`."""
+        return tuple(dict.fromkeys(path for path in self.paths if path is not None))
 
     @property
     def name(self) -> str:
-        """The file name, which the three modalities share."""
-        return self.paths.rgb.name
+        """The file name, which the modalities share."""
+        return self.files[0].name
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,34 @@ class ModalBatch:
         return replace(self, images=images)
 
 
+MISSING_SETTINGS = {
+    "complete": (),
+    **{"".join(m.letter for m in lost): lost for size in (1, 2) for lost in combinations(Modality, size)},
+}
+"""Which modalities are missing, by the name of the setting: complete, r, n, t, rn, rt, nt."""
+
+
+@dataclass(frozen=True)
+class ModalTokens:
+    """B triples after the backbone, each modality by itself.
+
+    Attributes:
+        globals_: class tokens, each (B, C).
+        patches: patch tokens, each (B, N, C).
+    """
+
+    globals_: PerModality[Tensor]
+    patches: PerModality[Tensor]
+
+    def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
+        """The tokens with those of `modalities` taken from `by`."""
+
+        def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
+            return PerModality.build(lambda m: (other if m in modalities else own).of(m))
+
+        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches))
+
+
 @dataclass(frozen=True)
 class Selection:
     """What token selection decided, for reports and for the kept-patch precision.
@@ -156,11 +196,16 @@ class Selection:
     Attributes:
         kept: indices of the kept patches, each (B, K), in [0, N).
         scores: one score per patch, each (B, N); larger is kept.
+        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, the similarity
+            with the own global, then with those of the other two modalities, in the order of `Modality`.
+        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K).
         grid: rows and columns of the patches, N = rows * columns.
     """
 
     kept: PerModality[Tensor]
     scores: PerModality[Tensor]
+    sources: PerModality[Tensor]
+    weights: PerModality[Tensor]
     grid: tuple[int, int]
 
 
@@ -221,17 +266,25 @@ class ModelOutput:
 
 @dataclass(frozen=True)
 class RankingMetrics:
-    """The score of one ranking.
+    """The score of one ranking. Queries without any right match in the gallery are skipped.
 
     Attributes:
-        mean_ap: mean average precision, in [0, 1].
-        cmc: cmc[k - 1] is the share of queries with a right match among the first k, in [0, 1].
+        mean_ap: mean average precision of the scored queries, in [0, 1].
+        mean_inp: mean inverse negative penalty of the scored queries, in [0, 1].
+        cmc: cmc[k - 1] is the share of scored queries with a right match among the first k, in [0, 1].
+        average_precisions: (Q,) of all queries; NaN where skipped.
+        inverse_negative_penalties: (Q,) right matches / rank of the last of them; NaN where skipped.
+        first_hits: (Q,) rank of the first right match, from 1; 0 where skipped.
         num_queries: queries that were scored.
-        num_skipped: queries without any right match in the gallery, which are not scored.
+        num_skipped: queries that were not.
     """
 
     mean_ap: float
+    mean_inp: float
     cmc: np.ndarray
+    average_precisions: np.ndarray
+    inverse_negative_penalties: np.ndarray
+    first_hits: np.ndarray
     num_queries: int
     num_skipped: int = 0
 
@@ -241,5 +294,10 @@ class RankingMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for metrics.json, in percent."""
-        ranks = {f"rank_{k}": 100 * self.rank(k) for k in (1, 5, 10)}
-        return {"mAP": 100 * self.mean_ap, **ranks, "queries": self.num_queries, "skipped": self.num_skipped}
+        return {
+            "mAP": 100 * self.mean_ap,
+            "mINP": 100 * self.mean_inp,
+            **{f"rank_{k}": 100 * self.rank(k) for k in (1, 5, 10)},
+            "queries": self.num_queries,
+            "skipped": self.num_skipped,
+        }

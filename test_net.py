@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 
 from config import ConfigError, load_config, warn_about_unused
 from datasets.build import build_data
 from engine.arguments import test_arguments
-from engine.build import make_device, missing_modalities
-from engine.checkpoint import save_arrays, save_json
+from engine.build import make_device, missing_settings
+from engine.checkpoint import save_arrays
 from engine.distributed import World
-from engine.evaluate import evaluate, result_table
-from engine.setup import describe_software, run_command, seed_everything, setup_log
+from engine.evaluate import evaluate_settings
+from engine.results import log_results, read_history, save_results
+from engine.setup import describe_software, git_commit, run_command, seed_everything, setup_log
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_model
+from reporting.build import make_report_writer
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(
             "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
         )
+    settings = missing_settings(cfg, args.missing)
     setup_log()
     warn_about_unused(cfg)
     world = World.from_environment()
@@ -43,22 +45,33 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
         load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
         model.to(device)
-        evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-        missing = missing_modalities(cfg)
-        if missing:
-            logger.info("missing in this evaluation: %s", ", ".join(modality.value for modality in missing))
-        score = partial(evaluate, loader=data.test_loader, evaluator=evaluator, device=device)
-        result = score(model, missing=missing, world=world)
+        rows = data.query_rows, data.gallery_rows
+        evaluators = {setting: make_evaluator(cfg, *rows, data.protocol) for setting in settings}
+        report = None
+        if args.report is not None:
+            report = make_report_writer(cfg, args.report, data.camera_names, git_commit(), world.size)
+        results = evaluate_settings(
+            model,
+            loader=data.test_loader,
+            evaluators=evaluators,
+            device=device,
+            world=world,
+            observe=report.observe if report is not None else None,
+        )
     if not world.is_main:
         return
     cost = measure_cost(model)
-    logger.info("result of %s\n%s", cfg.TEST.WEIGHT, result_table(result))
-    logger.info("cost\n%s", cost.table())
+    log_results(cfg.TEST.WEIGHT, results, cost)
+    main_evaluator = evaluators[settings[0]]
     if args.save_features is not None:
-        save_arrays(args.save_features, evaluator.arrays())
-        logger.info("wrote the features of %d test triples to %s", result.num_samples, args.save_features)
+        save_arrays(args.save_features, main_evaluator.arrays())
+        logger.info("wrote the features of the test triples to %s", args.save_features)
     if args.metrics is not None:
-        save_json(args.metrics, {"result": result.as_dict(), "cost": cost.as_dict()})
+        save_results(args.metrics, results, main_evaluator.breakdown(), cost)
+    if report is not None:
+        history = read_history(cfg.TEST.WEIGHT)
+        page = report.finish(evaluators, results, cost=cost.as_dict(), history=history)
+        logger.info("report: open %s in a browser", page)
 
 
 if __name__ == "__main__":

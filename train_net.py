@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from config import check_resumable, load_config, warn_about_unused
 from datasets.build import build_data
 from engine.arguments import train_arguments
-from engine.build import make_device, make_train_settings, missing_modalities
+from engine.build import make_device, make_evaluation, make_train_settings
 from engine.checkpoint import find_checkpoint
 from engine.distributed import World
-from engine.evaluate import evaluate, raw_pixels, write_report
+from engine.evaluate import raw_pixels
+from engine.results import write_metrics
 from engine.setup import begin_run, run_command, seed_everything, start_run
 from engine.train import Trainer
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_pretrained
+from reporting.build import make_selection_watch
 from solver.build import make_criterion, make_optimizer, make_schedule
-
-DEMO_CONFIG = Path(__file__).parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration, train, and report the result and the cost."""
     args = train_arguments(argv)
-    cfg = load_config(args.config_file or DEMO_CONFIG, args.settings)
+    cfg = load_config(args.config_file, args.settings)
     world = World.from_environment()
     device = make_device(cfg, world)
     folder = Path(cfg.OUTPUT_DIR)
@@ -47,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model.to(device).gather_batch = world.gather_batch
 
         evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-        score = partial(evaluate, loader=data.test_loader, evaluator=evaluator)
-        test = partial(score, device=device, missing=missing_modalities(cfg), world=world)
+        test = make_evaluation(cfg, data.test_loader, evaluator, device, world)
         with_controls = cfg.TEST.CONTROLS and earlier is None
         controls = {"untrained": test(model), "raw pixels": test(raw_pixels)} if with_controls else {}
         optimizer = make_optimizer(cfg, model)
@@ -64,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             folder=folder,
             settings=make_train_settings(cfg),
             world=world,
+            draw_pictures=make_selection_watch(cfg, model, data.test_loader, device),
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
@@ -71,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         begin_run(folder, cfg.dump(), keep=args.resume is not None)
         result = trainer.run()
         if world.is_main:
-            epochs, cost = trainer.progress.epochs, measure_cost(model)
-            write_report(folder, epochs=epochs, result=result, controls=controls, cost=cost)
+            epochs, parts, cost = trainer.progress.epochs, evaluator.breakdown(), measure_cost(model)
+            write_metrics(folder, epochs=epochs, result=result, breakdown=parts, controls=controls, cost=cost)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ _C.INPUT.PIXEL_STD = [0.5, 0.5, 0.5]  # normalisation: standard deviation of eac
 _C.INPUT.SHARED_AUGMENT = False  # the same flip and crop for the three modalities; erasing stays separate
 
 _C.DATASETS = CfgNode()
-_C.DATASETS.NAMES = "RGBNT201"  # RGBNT201 or Synthetic
+_C.DATASETS.NAMES = "RGBNT201"  # RGBNT201, RGBNT100, MSVR310, WMVeID863 or Synthetic
 _C.DATASETS.ROOT_DIR = "./data"  # the folder that holds the data set's folder
 
 _C.DATALOADER = CfgNode()
@@ -108,7 +108,7 @@ _C.TEST.WEIGHT = ""  # checkpoint that test_net.py evaluates
 _C.TEST.NECK_FEAT = "before"  # features before or after the BNNeck
 _C.TEST.FEAT_NORM = "yes"  # L2-normalise the features: yes or no
 _C.TEST.MISS = "nothing"  # missing modalities: r, n, t, rn, rt, nt, or nothing
-_C.TEST.RE_RANKING = "no"  # k-reciprocal re-ranking: not implemented, only no
+_C.TEST.RE_RANKING = "no"  # rank by k-reciprocal re-ranking (k1 50, k2 15, weight 0.3): yes or no
 _C.TEST.UNSEEN_CAMERA = "mean"  # embedding of a camera that training never saw: mean, zero or error
 _C.TEST.CONTROLS = False  # train_net.py also scores the untrained model and raw pixels
 

@@ -28,6 +28,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
     "TEST.NECK_FEAT": ("before", "after"),
     "TEST.FEAT_NORM": ("yes", "no"),
+    "TEST.RE_RANKING": ("yes", "no"),
     "TEST.UNSEEN_CAMERA": ("mean", "zero", "error"),
     "TEST.MISS": ("nothing", "r", "n", "t", "rn", "rt", "nt"),
 }
@@ -42,7 +43,6 @@ NOT_IMPLEMENTED: dict[str, tuple[Any, str]] = {
     "MODEL.DIST_TRAIN": (False, "torchrun decides how many processes train, see docs/reliability.md"),
     "DATALOADER.SAMPLER": ("softmax_triplet", "only the P x K identity sampler is implemented"),
     "SOLVER.WARMUP_METHOD": ("linear", "only the linear warm-up is implemented"),
-    "TEST.RE_RANKING": ("no", "re-ranking is not implemented"),
 }
 """Settings of DeMo that are accepted at this value and refused at any other."""
 

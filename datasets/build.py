@@ -17,10 +17,15 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from datasets.dataset import DatasetError, MultiModalDataset, Sample, Scan, Splits, collate
+from datasets.msvr310 import read_msvr310, scan_msvr310
+from datasets.rgbnt100 import read_rgbnt100, scan_rgbnt100
 from datasets.rgbnt201 import read_rgbnt201, scan_rgbnt201
 from datasets.sampler import IdentitySampler
+from datasets.synthetic import FOLDER as SYNTHETIC_FOLDER
 from datasets.synthetic import ensure_synthetic
 from datasets.transforms import TestTransform, TrainTransform
+from datasets.wmveid863 import read_wmveid863, scan_wmveid863
+from structures import ImageRecord
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +44,10 @@ class DataBundle:
         num_classes: training identities.
         num_cameras: cameras in training. Camera ids are numbered so that those of training come first;
             a test camera with a larger number was never seen in training.
-        num_views: one more than the largest scene id in training; 0 if there is only one scene.
-        protocol: a gallery triple of the query's identity is dropped if it shares its `camera` or `scene`.
+        camera_names: by camera id, what the data set calls each camera of training and test.
+        num_views: scenes in training, numbered likewise; 0 if there is only one.
+        protocol: which gallery triples of the query's identity are dropped: those that share its `camera`,
+            its `scene`, or, with `none`, only the query itself.
     """
 
     train_loader: DataLoader[Sample]
@@ -50,6 +57,7 @@ class DataBundle:
     gallery_rows: np.ndarray
     num_classes: int
     num_cameras: int
+    camera_names: tuple[str, ...]
     num_views: int
     protocol: str
 
@@ -62,11 +70,13 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         rank: number of this process; it gets its part of every training batch, and of the test triples.
         num_processes: number of processes.
     """
-    name = _known_name(cfg)
-    splits = READERS[name](Path(cfg.DATASETS.ROOT_DIR))
-    logger.info("data set %s in %s\n%s", name, cfg.DATASETS.ROOT_DIR, splits.describe())
+    source, folder = _find_data(cfg)
+    splits = source.read(folder)
+    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, splits.describe())
 
-    splits = _number_cameras(splits, unseen=cfg.TEST.UNSEEN_CAMERA if cfg.MODEL.SIE_CAMERA else "ignore")
+    unseen = cfg.TEST.UNSEEN_CAMERA
+    splits, cameras = _number("camera", splits, unseen=unseen if cfg.MODEL.SIE_CAMERA else "ignore")
+    splits, _ = _number("scene", splits, unseen=unseen if cfg.MODEL.SIE_VIEW else "ignore")
 
     normalisation = {"mean": cfg.INPUT.PIXEL_MEAN, "std": cfg.INPUT.PIXEL_STD}
     train_transform = TrainTransform(
@@ -80,7 +90,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
     test_transform = TestTransform(size=tuple(cfg.INPUT.SIZE_TEST), **normalisation)
 
     train_ids = [record.person_id for record in splits.train]
-    scene_ids = {record.scene_id for record in splits.train}
+    num_scenes = len({record.scene_id for record in splits.train})
     sampler = IdentitySampler(
         train_ids,
         num_instances=cfg.DATALOADER.NUM_INSTANCE,
@@ -116,42 +126,63 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         gallery_rows=np.array([row_of[record.paths] for record in splits.gallery]),
         num_classes=len(set(train_ids)),
         num_cameras=len({record.camera_id for record in splits.train}),
-        num_views=1 + max(scene_ids) if len(scene_ids) > 1 else 0,
-        protocol="camera",
+        camera_names=tuple(source.name_camera(camera) for camera in cameras),
+        num_views=num_scenes if num_scenes > 1 else 0,
+        protocol=source.protocol,
     )
 
 
 def scan_data(cfg: CfgNode) -> Scan:
     """List the files of the data set that `cfg.DATASETS` names, even if it cannot be used as it is."""
-    return SCANNERS[_known_name(cfg)](Path(cfg.DATASETS.ROOT_DIR))
+    source, folder = _find_data(cfg)
+    return source.scan(folder)
 
 
-def _known_name(cfg: CfgNode) -> str:
-    name: str = cfg.DATASETS.NAMES
-    if name not in READERS:
-        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(READERS)}")
-    return name
+def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
+    """The data set that `cfg.DATASETS` names, and its folder, drawn first if it is one that is drawn."""
+    name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
+    if name not in SOURCES:
+        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(SOURCES)}")
+    source = SOURCES[name]
+    if source.draw is not None:
+        return source, source.draw(root)
+    folder = root / source.folder
+    if not os.path.isdir(folder):  # unlike Path.is_dir, this is False for a name that cannot exist
+        raise DatasetError(
+            f"there is no folder {folder.absolute()}: put the {name} data set there, "
+            "or set DATASETS.ROOT_DIR to the folder that holds it"
+        )
+    return source, folder
 
 
-def _number_cameras(splits: Splits, *, unseen: str) -> Splits:
-    """Number the cameras from 0, those of training first; say what happens to the others.
+def _number(kind: str, splits: Splits, *, unseen: str) -> tuple[Splits, list[int]]:
+    """Number the cameras or scenes from 0, those of training first; say what happens to the others.
 
     Args:
+        kind: `camera` or `scene`.
         splits: as read.
-        unseen: `mean`, `zero` (logged), `error`, or `ignore` where cameras do not matter to the model.
+        unseen: `mean`, `zero` (logged), `error`, or `ignore` where the kind does not matter to the model.
+
+    Returns:
+        the splits with the new numbers, and by new number the old one.
     """
-    trained = sorted({record.camera_id for record in splits.train})
-    others = sorted({record.camera_id for record in (*splits.query, *splits.gallery)} - set(trained))
+    key = f"{kind}_id"
+    trained = sorted({getattr(record, key) for record in splits.train})
+    others = sorted({getattr(record, key) for record in (*splits.query, *splits.gallery)} - set(trained))
     if others and unseen == "error":
         raise DatasetError(
-            f"test cameras {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
+            f"test {kind}s {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
         )
     if others and unseen != "ignore":
-        logger.warning("test cameras %s have no training images; their embedding is %s", others, unseen)
-    number = {camera: index for index, camera in enumerate([*trained, *others])}
-    return Splits(
-        *(tuple(replace(record, camera_id=number[record.camera_id]) for record in split) for split in splits)
-    )
+        logger.warning("test %ss %s have no training images; their embedding is %s", kind, others, unseen)
+    old_numbers = [*trained, *others]
+    number = {old: new for new, old in enumerate(old_numbers)}
+
+    def renumber(record: ImageRecord) -> ImageRecord:
+        changed: dict[str, Any] = {key: number[getattr(record, key)]}
+        return replace(record, **changed)
+
+    return Splits(*(tuple(map(renumber, split)) for split in splits)), old_numbers
 
 
 def _outlive_signals(_: int) -> None:
@@ -182,16 +213,6 @@ def _make_loader(
     )
 
 
-def _find_rgbnt201(root: Path) -> Path:
-    folder = root / "RGBNT201"
-    if not os.path.isdir(folder):  # unlike Path.is_dir, this is False for a name that cannot exist
-        raise DatasetError(
-            f"there is no folder {folder.absolute()}: put the RGBNT201 data set there, "
-            "or set DATASETS.ROOT_DIR to the folder that holds it"
-        )
-    return folder
-
-
 def _draw_synthetic(root: Path) -> Path:
     try:
         return ensure_synthetic(root, seed=0)  # the same data set for every training seed
@@ -202,14 +223,38 @@ def _draw_synthetic(root: Path) -> Path:
         ) from error
 
 
-READERS: dict[str, Callable[[Path], Splits]] = {
-    "RGBNT201": lambda root: read_rgbnt201(_find_rgbnt201(root)),
-    "Synthetic": lambda root: read_rgbnt201(_draw_synthetic(root)),
-}
-"""By the name in DATASETS.NAMES: from DATASETS.ROOT_DIR to records."""
+@dataclass(frozen=True)
+class DataSource:
+    """A data set that DATASETS.NAMES may name.
 
-SCANNERS: dict[str, Callable[[Path], Scan]] = {
-    "RGBNT201": lambda root: scan_rgbnt201(_find_rgbnt201(root)),
-    "Synthetic": lambda root: scan_rgbnt201(_draw_synthetic(root)),
+    Attributes:
+        folder: its folder below DATASETS.ROOT_DIR.
+        read: from its folder to records, or one error for all that is wrong.
+        scan: from its folder to records and problems.
+        protocol: see `DataBundle`.
+        name_camera: from the camera of a record to what the data set calls it.
+        draw: for a set that is drawn: from DATASETS.ROOT_DIR to its folder, which it makes if need be.
+    """
+
+    folder: str
+    read: Callable[[Path], Splits]
+    scan: Callable[[Path], Scan]
+    protocol: str
+    name_camera: Callable[[int], str] = str
+    draw: Callable[[Path], Path] | None = None
+
+
+_RGBNT201 = DataSource("RGBNT201", read_rgbnt201, scan_rgbnt201, "camera", lambda camera: f"cam{camera + 1}")
+
+SOURCES = {
+    "RGBNT201": _RGBNT201,
+    "RGBNT100": DataSource(
+        "RGBNT100", read_rgbnt100, scan_rgbnt100, "camera", lambda camera: f"c{camera + 1}"
+    ),
+    "MSVR310": DataSource("MSVR310", read_msvr310, scan_msvr310, "scene", lambda view: f"v{view}"),
+    "WMVeID863": DataSource(
+        "WMVEID863", read_wmveid863, scan_wmveid863, "camera", lambda camera: f"v{camera}"
+    ),
+    "Synthetic": replace(_RGBNT201, folder=SYNTHETIC_FOLDER, draw=_draw_synthetic),
 }
-"""Likewise: from DATASETS.ROOT_DIR to records and problems."""
+"""The data sets by their name in DATASETS.NAMES."""

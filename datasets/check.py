@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
-from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of
+from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of, strip_fault
 from structures import ImageRecord, on_one_line
 
 PROBLEM_KINDS = {
@@ -19,12 +19,12 @@ PROBLEM_KINDS = {
     "unparsable": "files whose name does not say identity and camera",
     "unpaired": "files without a partner in another modality",
     "mask": "masks that are missing, or belong to no image",
-    "identity": "identities in both splits",
+    "identity": "identities in training and test, or files in the folder of another identity",
     "unreadable": "entries that are no files, or that may not be read",
     "empty": "files without content",
     "non-image": "files that are neither JPEG nor PNG",
     "truncated": "images that begin well and cannot be decoded to the end",
-    "wrong-size": "images of an unusual size, smaller than a patch, or unlike the others of their triple",
+    "wrong-size": "images of an unusual size, smaller than a patch, unlike their triple, or no strip",
     "duplicated": "files with the same content under two identities",
 }
 """What `Problem.kind` may be, in the order of reports."""
@@ -50,7 +50,7 @@ class CheckedFile:
 
 def files_of(scan: Scan) -> list[Path]:
     """The images and masks to be opened; those that do not exist are among the problems of the scan."""
-    return [path for record in (*scan.train, *scan.test) for path in _files_of(record) if path.is_file()]
+    return [path for record in scan.records for path in _files_of(record) if path.is_file()]
 
 
 def check_file(path: Path) -> CheckedFile:
@@ -81,9 +81,10 @@ def check_file(path: Path) -> CheckedFile:
 def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -> list[Problem]:
     """All that is wrong with a data set: its names and folders, its files, and its files together.
 
-    A size is wrong if a side is shorter than `patch`; if it is not the usual size, where more than half of
-    the images share one; or if the files of a triple differ. A file or triple is listed for the first of
-    these reasons that applies. Copies are looked for among images, not among masks.
+    A size is wrong if a strip cannot be cut into three; if a side is shorter than `patch`; if it is not the
+    usual size, where more than half of the images share one; or if the files of a triple differ. A file or
+    triple is listed for the first of these reasons that applies. Copies are looked for among images, not
+    among masks.
 
     Args:
         scan: names and folders.
@@ -100,7 +101,7 @@ def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -
 
 
 def _files_of(record: ImageRecord) -> Iterator[Path]:
-    yield from record.paths
+    yield from record.files
     if record.mask_path is not None:
         yield record.mask_path
 
@@ -119,11 +120,14 @@ class _Listing:
 
     def wrong_sizes(self, patch: int) -> Iterator[Problem]:
         usual = self._usual_size()
-        for record in self._records():
+        for record in self.scan.records:
             sizes = dict(self._sizes(_files_of(record)))
             listed = False
             for path, size in sizes.items():
-                if min(size) < patch:
+                fault = strip_fault(*size) if record.is_strip and path in record.files else None
+                if fault is not None:
+                    what = f"does not hold three images side by side: {fault}"
+                elif min(size) < patch:
                     what = f"has {_show(size)} pixels, less than one patch of {patch}"
                 elif usual is not None and size != usual:
                     what = f"has {_show(size)} pixels, where most images have {_show(usual)}"
@@ -133,14 +137,12 @@ class _Listing:
                 yield self._problem("wrong-size", path, what)
             if not listed and len(set(sizes.values())) > 1:
                 each = ", ".join(f"{path.parent.name} {_show(size)}" for path, size in sizes.items())
-                yield self._problem(
-                    "wrong-size", record.paths.rgb, f"and its partners differ in size: {each}"
-                )
+                yield self._problem("wrong-size", record.files[0], f"and its partners differ in size: {each}")
 
     def copies(self) -> Iterator[Problem]:
         owners: defaultdict[bytes, list[tuple[Path, int]]] = defaultdict(list)
-        for record in self._records():
-            for path in record.paths:
+        for record in self.scan.records:
+            for path in record.files:
                 if path in self.checked and self.checked[path].digest:
                     owners[self.checked[path].digest].append((path, record.person_id))
         for (path, person), *others in owners.values():
@@ -149,12 +151,9 @@ class _Listing:
                 more = f" and {len(others) - _COPIES_SHOWN} more" if len(others) > _COPIES_SHOWN else ""
                 yield self._problem("duplicated", path, f"has the same content as {', '.join(shown)}{more}")
 
-    def _records(self) -> tuple[ImageRecord, ...]:
-        return (*self.scan.train, *self.scan.test)
-
     def _usual_size(self) -> tuple[int, int] | None:
         """The size of more than half of the images, if there is one."""
-        sizes = Counter(size for record in self._records() for _, size in self._sizes(record.paths))
+        sizes = Counter(size for record in self.scan.records for _, size in self._sizes(record.files))
         return next((size for size, count in sizes.items() if 2 * count > sizes.total()), None)
 
     def _sizes(self, paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:

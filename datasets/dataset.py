@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from typing_extensions import NamedTuple
 
-from structures import ImageRecord, ModalBatch, PerModality, UserError, on_one_line
+from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
 
 IMAGE_FORMATS = ("JPEG", "PNG")
 """What is decoded, whatever the name says: for other formats Pillow may start other programs."""
+
+_STRIP = ", ".join(modality.value for modality in Modality)
 
 
 class DatasetError(UserError):
@@ -58,14 +60,21 @@ class Scan(NamedTuple):
         folder: of the data set.
         train: training records with the identities on disk. Of a triple that is not whole, the missing files
             are among the problems.
-        test: test records, likewise.
+        query: test records that are looked up, likewise.
+        gallery: test records that are ranked, likewise; may be those of `query`.
         problems: all that is wrong with names and folders; empty for a data set that can be used.
     """
 
     folder: Path
     train: tuple[ImageRecord, ...]
-    test: tuple[ImageRecord, ...]
+    query: tuple[ImageRecord, ...]
+    gallery: tuple[ImageRecord, ...]
     problems: tuple[Problem, ...]
+
+    @property
+    def records(self) -> tuple[ImageRecord, ...]:
+        """All records, each once: training, query, gallery."""
+        return tuple(dict.fromkeys((*self.train, *self.query, *self.gallery)))
 
 
 class Splits(NamedTuple):
@@ -111,7 +120,7 @@ class Sample:
     """One triple, ready to be collated.
 
     Attributes:
-        images: normalised images, each (3, H, W).
+        images: normalised images, each (3, H, W); zeros for a modality that the data set does not have.
         record: where the triple comes from.
         person_mask: (H, W), 1 where the person is, or None.
         unreadable: the files in whose place this triple was read, see `ModalBatch`.
@@ -167,18 +176,26 @@ class MultiModalDataset(Dataset[Sample]):
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
             torch.default_generator.manual_seed(_seed_of(self._seed, key))
-            tensors = self._transform(images)
+            tensors = self._transform_present(images)
         mask = None
         if self._mask_transform is not None and record.mask_path is not None:
             mask = self._mask_transform(_read_image(record.mask_path, "mask", mode="L"))
         return Sample(tensors, record, mask, unreadable)
 
-    def _read(self, key: SampleKey) -> tuple[ImageRecord, PerModality[Image.Image], tuple[str, ...]]:
+    def _transform_present(self, images: PerModality[Image.Image | None]) -> PerModality[Tensor]:
+        """Transform the images; one that is not there becomes zeros of the same shape."""
+        stand_in = next(image for image in images if image is not None)
+        tensors = self._transform(images.map(lambda image: stand_in if image is None else image))
+        return PerModality.build(
+            lambda m: torch.zeros_like(tensors.of(m)) if images.of(m) is None else tensors.of(m)
+        )
+
+    def _read(self, key: SampleKey) -> tuple[ImageRecord, PerModality[Image.Image | None], tuple[str, ...]]:
         """The wanted triple or the one in its place, its images, and the files that could not be read."""
         failures: list[UnreadableImageError] = []
         for record in self._candidates(key):
             try:
-                return record, _read_triple(record), tuple(failure.summary for failure in failures)
+                return record, read_images(record), tuple(failure.summary for failure in failures)
             except UnreadableImageError as error:
                 if not self._replace_unreadable:
                     raise
@@ -234,8 +251,46 @@ def _seed_of(seed: int, key: SampleKey) -> int:
     return int(np.random.SeedSequence((seed, key.epoch, key.index, key.draw)).generate_state(1)[0])
 
 
-def _read_triple(record: ImageRecord) -> PerModality[Image.Image]:
-    return PerModality.build(lambda m: _read_image(record.paths.of(m), m.value, mode="RGB"))
+def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
+    """The images of a record, in colour; None for a modality that the data set does not have.
+
+    Raises:
+        UnreadableImageError: a file cannot be read, or is not the strip that it should be.
+    """
+    if record.is_strip:
+        return PerModality(*_cut_strip(record.files[0]))
+
+    def read(modality: Modality) -> Image.Image | None:
+        path = record.paths.of(modality)
+        return None if path is None else _read_image(path, modality.value, mode="RGB")
+
+    return PerModality.build(read)
+
+
+def strip_fault(height: int, width: int) -> str | None:
+    """Why an image of this size cannot be three images side by side, or None if it can.
+
+    The images of a strip are at least as wide as high, so that a single image is not taken for a strip.
+    """
+    if width % len(Modality):
+        return f"its width of {width} pixels is no multiple of {len(Modality)}"
+    if height * len(Modality) > width:
+        return f"its height of {height} pixels is more than a third of its width of {width}"
+    return None
+
+
+def _cut_strip(path: Path) -> Iterator[Image.Image]:
+    strip = _read_image(path, _STRIP, mode="RGB")
+    fault = strip_fault(strip.height, strip.width)
+    if fault is not None:
+        name = on_one_line(path)
+        raise UnreadableImageError(
+            f"cannot cut {name} into {_STRIP} images ({fault}): restore the file",
+            f"{name} ({_STRIP}): {fault}",
+        )
+    width = strip.width // len(Modality)
+    for left in range(0, strip.width, width):
+        yield strip.crop((left, 0, left + width, strip.height))
 
 
 def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from structures import UserError
 
+DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+
 
 def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     """The arguments that all commands take.
@@ -58,6 +60,7 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
     if args.resume is not None and args.overwrite:
         raise UserError("--resume and --overwrite contradict each other; give one of them")
+    args.config_file = args.config_file or DEMO_CONFIG
     return args
 
 
@@ -78,5 +81,21 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
     )
-    parser.add_argument("--metrics", metavar="FILE", type=Path, help="also write the numbers as JSON")
+    parser.add_argument(
+        "--metrics",
+        metavar="FILE",
+        type=Path,
+        help="write the numbers as JSON, also by identity and pair of cameras",
+    )
+    parser.add_argument(
+        "--missing",
+        choices=("all",),
+        help="evaluate complete triples and the six settings of missing modalities; images are encoded once",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="DIR",
+        type=Path,
+        help="write a folder that shows the results, the ranked lists and the selected patches in a browser",
+    )
     return parser.parse_intermixed_args(argv)

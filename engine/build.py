@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 import torch
 from yacs.config import CfgNode
 
 from engine.distributed import World
+from engine.evaluate import evaluate
+from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.setup import choose_device
-from structures import Modality
+from evaluation.evaluator import RetrievalEvaluator
+from structures import MISSING_SETTINGS, ModalBatch, Modality, UserError
 
 
 def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
@@ -19,8 +25,40 @@ def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
 
 def missing_modalities(cfg: CfgNode) -> tuple[Modality, ...]:
     """The modalities that TEST.MISS takes away in evaluation."""
-    letters = "" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS
-    return tuple(modality for modality in Modality if modality.letter in letters)
+    return MISSING_SETTINGS[_missing_setting(cfg)]
+
+
+def missing_settings(cfg: CfgNode, wanted: str | None) -> list[str]:
+    """The settings of missing modalities to evaluate: the one that TEST.MISS names, or all.
+
+    Args:
+        cfg: a configuration.
+        wanted: `all`, or None.
+    """
+    if wanted is None:
+        return [_missing_setting(cfg)]
+    if cfg.TEST.MISS != "nothing":
+        raise UserError(
+            f"TEST.MISS {cfg.TEST.MISS} and --missing all contradict each other; give one of them"
+        )
+    return list(MISSING_SETTINGS)
+
+
+def _missing_setting(cfg: CfgNode) -> str:
+    """A key of `MISSING_SETTINGS`."""
+    return "complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS
+
+
+def make_evaluation(
+    cfg: CfgNode,
+    loader: Iterable[ModalBatch],
+    evaluator: RetrievalEvaluator,
+    device: torch.device,
+    world: World | None = None,
+) -> Callable[..., EvaluationResult]:
+    """`evaluate`, short of the model, without the modalities that TEST.MISS takes away."""
+    missing = missing_modalities(cfg)
+    return partial(evaluate, loader=loader, evaluator=evaluator, device=device, missing=missing, world=world)
 
 
 def make_train_settings(cfg: CfgNode) -> TrainSettings:

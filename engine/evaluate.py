@@ -1,76 +1,37 @@
-"""One pass over the distinct test images, and the table that comes of it."""
+"""One pass over the distinct test images, for one or several settings of missing modalities."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
 
-from engine.checkpoint import save_json
 from engine.distributed import World
+from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
-from evaluation.selection import SelectionMetrics
-from structures import RETURN_PATTERNS, HeadOutput, ModalBatch, Modality, ModelOutput, RankingMetrics
-
-logger = logging.getLogger(__name__)
+from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput
 
 PIXEL_BLOCK = 8  # side of the blocks that the raw-pixel control averages
 
-
-class Cost(Protocol):
-    """What a model costs."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-
-    def table(self) -> str:
-        """Text."""
+Outputs = Mapping[str, ModelOutput]
+"""What the model gave for one batch, by the name of the setting."""
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
-    """What one evaluation found.
+class SettingsModel(Protocol):
+    """A model that can be asked for several settings of missing modalities at once."""
 
-    Attributes:
-        ranking: metrics by return pattern.
-        selection: kept-patch precision, where the model selects and the data set has masks.
-        num_samples: distinct test triples, each encoded once.
-        seconds: time to load, encode and rank them.
-    """
-
-    ranking: dict[int, RankingMetrics]
-    selection: SelectionMetrics | None
-    num_samples: int
-    seconds: float
-
-    @property
-    def main(self) -> RankingMetrics:
-        """The metrics by which epochs are compared: those of the last return pattern."""
-        return self.ranking[max(self.ranking)]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for metrics.json."""
-        patterns = {f"pattern_{p}": metrics.as_dict() for p, metrics in self.ranking.items()}
-        content: dict[str, Any] = {**patterns, "samples": self.num_samples, "seconds": self.seconds}
-        if self.selection is not None:
-            content["kept_patch_precision"] = {
-                **{m.value: 100 * self.selection.precision.of(m) for m in Modality},
-                "chance": 100 * self.selection.chance,
-                "best_possible": 100 * self.selection.best,
-            }
-        return content
+    def forward_settings(
+        self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
+    ) -> dict[str, ModelOutput]:
+        """By setting, what the model gives for the batch without the modalities that miss in it."""
 
 
-@torch.no_grad()
 def evaluate(
     model: Callable[[ModalBatch], ModelOutput],
     *,
@@ -92,19 +53,82 @@ def evaluate(
         world: the processes of the run; all of them get the whole result.
         check_stop: called when this process has encoded its triples; may raise to stop the evaluation.
     """
-    world = world or World()
-    start = time.perf_counter()
-    evaluator.reset()
     with _evaluation_mode(model):
-        quiet = None if world.is_main else True
-        for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=quiet):
-            batch = batch.to(device).without(missing)
-            evaluator.update(model(batch), batch)
+        (result,) = _evaluate(
+            lambda batch: {"": model(batch.without(missing))},
+            loader=loader,
+            evaluators={"": evaluator},
+            device=device,
+            world=world or World(),
+            check_stop=check_stop,
+        ).values()
+    return result
+
+
+def evaluate_settings(
+    model: SettingsModel,
+    *,
+    loader: Iterable[ModalBatch],
+    evaluators: Mapping[str, RetrievalEvaluator],
+    device: torch.device,
+    world: World | None = None,
+    observe: Callable[[ModalBatch, Outputs], None] | None = None,
+) -> dict[str, EvaluationResult]:
+    """Evaluate under several settings of missing modalities, in one pass over the images.
+
+    Args:
+        model: see `SettingsModel`.
+        loader: see `evaluate`.
+        evaluators: by the setting, a key of `MISSING_SETTINGS`.
+        device: see `evaluate`.
+        world: see `evaluate`.
+        observe: called with each batch, complete, and its outputs.
+
+    Returns:
+        By setting. `seconds` is the time that all of them took together.
+    """
+    settings = {setting: MISSING_SETTINGS[setting] for setting in evaluators}
+
+    def forward(batch: ModalBatch) -> Outputs:
+        outputs = model.forward_settings(batch, settings)
+        if observe is not None:
+            observe(batch, outputs)
+        return outputs
+
+    with _evaluation_mode(model):
+        return _evaluate(forward, loader=loader, evaluators=evaluators, device=device, world=world or World())
+
+
+@torch.no_grad()
+def _evaluate(
+    forward: Callable[[ModalBatch], Outputs],
+    *,
+    loader: Iterable[ModalBatch],
+    evaluators: Mapping[str, RetrievalEvaluator],
+    device: torch.device,
+    world: World,
+    check_stop: Callable[[], None] = lambda: None,
+) -> dict[str, EvaluationResult]:
+    """Feed each evaluator with its outputs, join the processes, and score."""
+    start = time.perf_counter()
+    for evaluator in evaluators.values():
+        evaluator.reset()
+    quiet = None if world.is_main else True
+    for batch in tqdm(loader, desc="evaluate", unit="batch", leave=False, disable=quiet):
+        batch = batch.to(device)
+        outputs = forward(batch)
+        for setting, evaluator in evaluators.items():
+            evaluator.update(outputs[setting], batch)
     check_stop()
-    evaluator.join(world.gather_objects(evaluator.state()))
-    ranking = evaluator.compute()
-    num_samples = len(evaluator.collected().person_ids)
-    return EvaluationResult(ranking, evaluator.compute_selection(), num_samples, time.perf_counter() - start)
+    scores = {}
+    for setting, evaluator in evaluators.items():
+        evaluator.join(world.gather_objects(evaluator.state()))
+        scores[setting] = evaluator.compute(), evaluator.compute_selection(), evaluator.num_samples
+    seconds = time.perf_counter() - start
+    return {
+        setting: EvaluationResult(*found, seconds, re_ranked=evaluators[setting].re_rank)
+        for setting, found in scores.items()
+    }
 
 
 @contextmanager
@@ -126,39 +150,3 @@ def raw_pixels(batch: ModalBatch) -> ModelOutput:
     blocks = batch.images.map(lambda images: F.avg_pool2d(images, PIXEL_BLOCK, ceil_mode=True).flatten(1))
     pixels = torch.cat(blocks, dim=1)
     return ModelOutput(heads=(HeadOutput("pixels", pixels, pixels, pixels, fused=False),))
-
-
-def result_table(result: EvaluationResult, controls: Mapping[str, EvaluationResult] | None = None) -> str:
-    """The result as text: one row per return pattern, then controls, then the kept patches."""
-    lines = [f"{'feature':<22} {'mAP':>6} {'R-1':>6} {'R-5':>6} {'R-10':>6}"]
-    rows = {f"{p} {RETURN_PATTERNS[p]}": metrics for p, metrics in result.ranking.items()}
-    rows |= {f"control: {name}": control.main for name, control in (controls or {}).items()}
-    for name, metrics in rows.items():
-        scores = (metrics.mean_ap, *(metrics.rank(k) for k in (1, 5, 10)))
-        lines.append(f"{name:<22} " + " ".join(f"{100 * score:>6.1f}" for score in scores))
-    lines.append(f"{result.main.num_queries} queries, {result.num_samples} distinct test triples")
-    if result.main.num_skipped:
-        lines.append(f"{result.main.num_skipped} queries have no right match in the gallery and are left out")
-    if result.selection is not None:
-        precision = ", ".join(f"{m.value} {result.selection.precision.of(m):.1%}" for m in Modality)
-        lines.append(
-            f"kept patches on the person: {precision} "
-            f"(chance {result.selection.chance:.1%}, best possible {result.selection.best:.1%})"
-        )
-    return "\n".join(lines)
-
-
-def write_report(
-    folder: Path,
-    *,
-    epochs: Sequence[Mapping[str, Any]],
-    result: EvaluationResult,
-    controls: Mapping[str, EvaluationResult],
-    cost: Cost,
-) -> None:
-    """Log the result of the last epoch and the cost, and write both to metrics.json behind the epochs."""
-    summary = {name: found.as_dict() for name, found in {"last epoch": result, **controls}.items()}
-    content = {"epochs": epochs, "summary": summary, "cost": cost.as_dict()}
-    save_json(folder / "metrics.json", content)
-    logger.info("last epoch, all files in %s\n%s", folder, result_table(result, controls))
-    logger.info("cost\n%s", cost.table())

@@ -25,7 +25,7 @@ from structures import UserError
 
 logger = logging.getLogger(__name__)
 
-RUN_FILES = ("metrics.json", "last.pth", "best.pth", "tensorboard")
+RUN_FILES = ("metrics.json", "last.pth", "best.pth", "tensorboard", "report")
 """What a run that has begun leaves in its folder, besides epoch_<n>.pth, config.yml and log.txt."""
 
 _locks: dict[Path, IO[str]] = {}
@@ -148,17 +148,21 @@ def choose_device(name: str, device_id: str, local_rank: int | None = None) -> t
     return torch.device("cuda", int(device_id))
 
 
-def describe_software() -> str:
-    """Versions and commit, for the log."""
+def git_commit() -> str:
+    """The commit of this checkout, shortened."""
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
     )
-    commit = git.stdout.strip() or "unknown"
+    return git.stdout.strip() or "unknown"
+
+
+def describe_software() -> str:
+    """Versions and commit, for the log."""
     return (
-        f"commit {commit}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, "
+        f"commit {git_commit()}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, "
         f"{torch.cuda.device_count()} CUDA devices, {World.from_environment().size} processes"
     )
 

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from engine.checkpoint import random_states, restore_random_states, save_checkpoint, save_json
 from engine.distributed import World
-from engine.evaluate import EvaluationResult
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
+from engine.results import EvaluationResult
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError, on_one_line
 
@@ -47,6 +47,8 @@ class Trainer:
         folder: the run folder.
         settings: see `TrainSettings`.
         world: the processes of the run.
+        draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
+            after each evaluation, in the main process. It must not change the model or draw random numbers.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Trainer:
         folder: Path,
         settings: TrainSettings,
         world: World | None = None,
+        draw_pictures: Callable[[], Mapping[str, Tensor]] = dict,
     ) -> None:
         self.model = model
         self.criterion = criterion
@@ -75,6 +78,7 @@ class Trainer:
         self.folder = folder
         self.settings = settings
         self.world = world or World()
+        self.draw_pictures = draw_pictures
         self.progress = Progress()
         self.stop = StopSwitch()
         self.mixed_precision = settings.mixed_precision and device.type == "cuda"
@@ -277,6 +281,9 @@ class Trainer:
         for pattern, metrics in result.ranking.items():
             self._scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
             self._scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+        if self._board is not None:
+            for name, picture in self.draw_pictures().items():
+                self._board.add_image(name, picture, epoch)
         logger.info(
             "epoch %d: mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,

@@ -18,4 +18,5 @@ def make_evaluator(
         protocol=protocol,
         normalise=cfg.TEST.FEAT_NORM == "yes",
         after_neck=cfg.TEST.NECK_FEAT == "after",
+        re_rank=cfg.TEST.RE_RANKING == "yes",
     )

@@ -11,11 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from evaluation.ranking import rank
+from evaluation.breakdown import Breakdown, break_down
+from evaluation.distances import GivenDistances, SquaredEuclidean
+from evaluation.rank_lists import RankLists, nearest
+from evaluation.ranking import Retrieval, score_retrieval
+from evaluation.rerank import rerank
 from evaluation.selection import SelectionMetrics, patch_foreground, score_selection
 from structures import RETURN_PATTERNS, ModalBatch, ModelOutput, PerModality, RankingMetrics
 
-PROTOCOLS = ("camera", "scene")
+PROTOCOLS = ("camera", "scene", "none")
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class EvaluatorState(NamedTuple):
 class RetrievalEvaluator:
     """Scores retrieval, and token selection where there are masks, from one pass over the test samples.
 
-    Life cycle: `reset()`, `update()` for each batch in order, then `compute()` and `compute_selection()`.
+    Life cycle: `reset()`, `update()` for each batch in order, then `compute()`, `compute_selection()`,
+    `breakdown()` and `rank_lists()` in any order.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class RetrievalEvaluator:
         protocol: str,
         normalise: bool,
         after_neck: bool,
+        re_rank: bool = False,
     ) -> None:
         """Set the rules of the evaluation.
 
@@ -66,9 +72,10 @@ class RetrievalEvaluator:
             query_rows: the queries, as places in the order of the collected samples, from 0.
             gallery_rows: the gallery, likewise. A sample may be in both and is still encoded once.
             protocol: gallery items that share the query's identity are dropped where they also share its
-                `camera` or its `scene`.
+                `camera` or its `scene`; with `none` only the query itself is dropped.
             normalise: L2-normalise the features; each return pattern as a whole, as DeMo does.
             after_neck: take the features after the BNNeck instead of before.
+            re_rank: rank by the distances of k-reciprocal re-ranking instead of the Euclidean ones.
         """
         if protocol not in PROTOCOLS:
             raise ValueError(f"unknown evaluation protocol {protocol!r}; choose from {list(PROTOCOLS)}")
@@ -77,6 +84,7 @@ class RetrievalEvaluator:
         self.protocol = protocol
         self.normalise = normalise
         self.after_neck = after_neck
+        self.re_rank = re_rank
         self.reset()
 
     def reset(self) -> None:
@@ -84,6 +92,12 @@ class RetrievalEvaluator:
         self._batches: list[CollectedSamples] = []
         self._kept: list[PerModality[Tensor]] = []
         self._foreground: list[Tensor] = []
+        self._forget_results()
+
+    def _forget_results(self) -> None:
+        """Forget what was computed from the samples, since they change."""
+        self._metrics: dict[int, RankingMetrics] = {}
+        self._reranked: dict[int, np.ndarray] = {}
 
     def update(self, output: ModelOutput, batch: ModalBatch) -> None:
         """Collect one batch.
@@ -92,6 +106,7 @@ class RetrievalEvaluator:
             output: what the model gave for the batch.
             batch: the batch; its order, after that of the batches before, decides the rows.
         """
+        self._forget_results()
         # Pattern 3 is made of 1 and 2, so only those are stored.
         stored = [pattern for pattern in output.patterns if pattern != 3]
         self._batches.append(
@@ -115,6 +130,7 @@ class RetrievalEvaluator:
 
     def join(self, states: Sequence[EvaluatorState]) -> None:
         """Replace what was collected by what all processes collected, in their order."""
+        self._forget_results()
         self._batches = [batch for state in states for batch in state.batches]
         self._kept = [kept for state in states for kept in state.kept]
         self._foreground = [foreground for state in states for foreground in state.foreground]
@@ -156,27 +172,76 @@ class RetrievalEvaluator:
             "is_gallery": np.isin(rows, self.gallery_rows),
         }
 
+    @property
+    def num_samples(self) -> int:
+        """The distinct test samples collected since the last reset."""
+        return sum(len(batch.person_ids) for batch in self._batches)
+
+    def compared_features(self) -> dict[int, np.ndarray]:
+        """The features as they are compared, normalised or not, each (S, D), by return pattern."""
+        return {p: self._compared(features) for p, features in self.collected().features.items()}
+
     def compute(self) -> dict[int, RankingMetrics]:
         """Rank the gallery for the queries, once for each return pattern that the model has."""
+        if not self._metrics:
+            samples = self._complete_samples()
+            self._metrics = {p: score_retrieval(self._retrieval(samples, p)) for p in samples.features}
+        return self._metrics
+
+    def rank_lists(self, top: int = 20) -> dict[int, RankLists]:
+        """The `top` nearest items of each query and its nearest right match, by return pattern.
+
+        The items are given as rows of the collected samples; the queries have the order of `query_rows`.
+        """
+        samples = self._complete_samples()
+        lists = {p: nearest(self._retrieval(samples, p), top) for p in samples.features}
+        return {pattern: found.with_rows(self.gallery_rows) for pattern, found in lists.items()}
+
+    def breakdown(self) -> Breakdown:
+        """The score of the last return pattern by identity and by pair of cameras."""
+        samples = self._complete_samples()
+        pattern, metrics = list(self.compute().items())[-1]
+        cameras = samples.camera_ids.numpy()
+        return break_down(
+            self._retrieval(samples, pattern), metrics, cameras[self.query_rows], cameras[self.gallery_rows]
+        )
+
+    def _complete_samples(self) -> CollectedSamples:
+        """The collected samples; a ValueError unless there is exactly one for each row."""
         samples = self.collected()
-        num_samples = len(samples.person_ids)
         num_wanted = 1 + max(self.query_rows.max(initial=-1), self.gallery_rows.max(initial=-1))
-        if num_samples != num_wanted:
+        if self.num_samples != num_wanted:
             raise ValueError(
-                f"collected {num_samples} samples, but query and gallery are made of {num_wanted}; "
+                f"collected {self.num_samples} samples, but query and gallery are made of {num_wanted}; "
                 "encode every test sample exactly once after reset()"
             )
-        ids = samples.person_ids.numpy()
-        groups = (samples.camera_ids if self.protocol == "camera" else samples.scene_ids).numpy()
-        query, gallery = self.query_rows, self.gallery_rows
+        return samples
 
-        metrics = {}
-        for pattern, raw in samples.features.items():
-            features = (F.normalize(raw, dim=1) if self.normalise else raw).numpy()
-            metrics[pattern] = rank(
-                features[query], features[gallery], ids[query], ids[gallery], groups[query], groups[gallery]
-            )
-        return metrics
+    def _retrieval(self, samples: CollectedSamples, pattern: int) -> Retrieval:
+        """Queries and gallery with the distances of one return pattern."""
+        ids = samples.person_ids.numpy()
+        groups = {
+            "camera": samples.camera_ids.numpy(),
+            "scene": samples.scene_ids.numpy(),
+            "none": np.arange(len(ids)),
+        }[self.protocol]
+        query, gallery = self.query_rows, self.gallery_rows
+        distances = self._distances(samples.features[pattern], pattern)
+        return Retrieval(distances, ids[query], ids[gallery], groups[query], groups[gallery])
+
+    def _distances(self, raw: Tensor, pattern: int) -> SquaredEuclidean | GivenDistances:
+        """The distances from the queries to the gallery, by the features (S, D) of one return pattern."""
+        features = self._compared(raw)
+        query, gallery = features[self.query_rows], features[self.gallery_rows]
+        if not self.re_rank:
+            return SquaredEuclidean(query, gallery)
+        if pattern not in self._reranked:
+            self._reranked[pattern] = rerank(query, gallery)
+        return GivenDistances(self._reranked[pattern])
+
+    def _compared(self, raw: Tensor) -> np.ndarray:
+        """Features (S, D) as they are compared."""
+        return (F.normalize(raw, dim=1) if self.normalise else raw).numpy()
 
     def compute_selection(self) -> SelectionMetrics | None:
         """Score the kept patches; None where the model selects no patches or the data set has no masks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from modeling.hdm import HDM
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
-from structures import ModalBatch, Modality, ModelOutput, PerModality, Selection
+from structures import ModalBatch, Modality, ModalTokens, ModelOutput, PerModality, Selection
 
 BEYOND_THE_TABLE = 1 << 30
 """A row that no camera embedding has."""
@@ -61,7 +61,46 @@ class MultiModalReID(nn.Module):
 
     def forward(self, batch: ModalBatch) -> ModelOutput:
         """Encode B triples; the same path in training and evaluation."""
-        globals_, patches = self._encode(batch)
+        return self.fuse(self.encode(batch))
+
+    def encode(self, batch: ModalBatch) -> ModalTokens:
+        """The first half of `forward`: each modality by itself, in one call of the backbone."""
+        ids = self._embedding_ids(batch).repeat(len(Modality))
+        globals_, patches = self.backbone(torch.cat(batch.images), ids)  # (3B, C), (3B, N, C)
+        return ModalTokens(
+            PerModality(*globals_.chunk(len(Modality))), PerModality(*patches.chunk(len(Modality)))
+        )
+
+    def forward_settings(
+        self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
+    ) -> dict[str, ModelOutput]:
+        """What `forward` gives without some of the modalities, for several such settings.
+
+        The backbone sees each modality by itself, so that the images are encoded once for all settings.
+
+        Args:
+            batch: complete.
+            settings: by any name, the modalities that are missing.
+        """
+        tokens = self.encode(batch)
+        absent = self._encode_missing(batch) if any(settings.values()) else tokens
+        return {
+            setting: self.fuse(tokens.replaced(missing, by=absent)) for setting, missing in settings.items()
+        }
+
+    def _encode_missing(self, batch: ModalBatch) -> ModalTokens:
+        """The tokens that `encode` would give if all images of the batch were missing.
+
+        They depend on the camera alone, so that each camera of the batch is encoded once.
+        """
+        ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
+        globals_, patches = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
+        shared = globals_[sample_ids], patches[sample_ids]  # by the three modalities
+        return ModalTokens(*(PerModality(tensor, tensor, tensor) for tensor in shared))
+
+    def fuse(self, tokens: ModalTokens) -> ModelOutput:
+        """The second half of `forward`: from the backbone's tokens to the heads."""
+        globals_, patches = tokens.globals_, tokens.patches
         if self.pife is not None:
             globals_ = self.pife(globals_, patches)
 
@@ -74,6 +113,8 @@ class MultiModalReID(nn.Module):
             selection = Selection(
                 kept=PerModality(*(result.kept for result in results)),
                 scores=PerModality(*(result.scores.detach() for result in results)),
+                sources=PerModality(*(result.sources.detach() for result in results)),
+                weights=PerModality(*(result.weights.detach() for result in results)),
                 grid=self.backbone.grid,
             )
         if self.hdm is not None:
@@ -86,15 +127,6 @@ class MultiModalReID(nn.Module):
     def _gather(self, features: Tensor) -> Tensor:
         """In training by several processes, the features of the whole batch, ahead of batch normalisation."""
         return features if self.gather_batch is None or not self.training else self.gather_batch(features)
-
-    def _encode(self, batch: ModalBatch) -> tuple[PerModality[Tensor], PerModality[Tensor]]:
-        """Globals (B, C) and patches (B, N, C) of each modality, from one call of the backbone."""
-        ids = self._embedding_ids(batch).repeat(len(Modality))
-        globals_, patches = self.backbone(torch.cat(batch.images), ids)  # (3B, C), (3B, N, C)
-        return (
-            PerModality(*globals_.chunk(len(Modality))),
-            PerModality(*patches.chunk(len(Modality))),
-        )
 
     def _embedding_ids(self, batch: ModalBatch) -> Tensor:
         """Row of the camera embedding for each sample: camera, view, or camera and view, (B,)."""

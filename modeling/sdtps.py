@@ -43,6 +43,7 @@ class SparseTokens(NamedTuple):
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
+        sources: what the scores are made of, (B, 1 + M, N), see `TokenSparse.sources`.
     """
 
     selected: Tensor
@@ -50,6 +51,7 @@ class SparseTokens(NamedTuple):
     decision: Tensor
     kept: Tensor
     scores: Tensor
+    sources: Tensor
 
 
 class AggregatedTokens(NamedTuple):
@@ -60,12 +62,16 @@ class AggregatedTokens(NamedTuple):
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: see `SparseTokens`, (B, N).
+        sources: see `SparseTokens`, (B, 1 + M, N).
+        weights: the share of each kept patch in each aggregated token, (B, A, K).
     """
 
     tokens: Tensor
     decision: Tensor
     kept: Tensor
     scores: Tensor
+    sources: Tensor
+    weights: Tensor
 
 
 def num_kept(num_patches: int, sparse_ratio: float) -> int:
@@ -209,11 +215,20 @@ class TokenSparse(nn.Module):
         self.gumbel_tau = gumbel_tau
         self.score_predictor = score_network(dim)
 
-    def score(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> Tensor:
-        """One score per patch, (B, N), in float32; only the learned part carries a gradient."""
+    def sources(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> Tensor:
+        """The parts of the score, each in [0, 1], in float32, (B, 1 + M, N).
+
+        First the learned part, which alone carries a gradient; then the similarity with the own global, then
+        those with the others.
+        """
         learned = self.score_predictor(patches).squeeze(-1).float().sigmoid()  # (B, N)
-        others = [guidance_score(patches, guide) for guide in other_guides]
-        return combine_scores(learned, guidance_score(patches, own_guide), others, self.beta)
+        similarities = [guidance_score(patches, guide) for guide in (own_guide, *other_guides)]
+        return torch.stack([learned, *similarities], dim=1)
+
+    def score(self, sources: Tensor) -> Tensor:
+        """One score per patch: (B, 1 + M, N) -> (B, N)."""
+        learned, own, *others = sources.unbind(dim=1)
+        return combine_scores(learned, own, others, self.beta)
 
     def forward(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> SparseTokens:
         """Keep the K patches with the highest noise-free scores.
@@ -223,11 +238,13 @@ class TokenSparse(nn.Module):
             own_guide: global feature of this modality, (B, C).
             other_guides: global features of the other modalities, each (B, C).
         """
-        scores = self.score(patches, own_guide, other_guides)
+        sources = self.sources(patches, own_guide, other_guides)
+        scores = self.score(sources)
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         kept, discarded, decision = choose(scores, self.sparse_ratio, tau)
         selected = patches.gather(1, kept.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))  # (B, K, C)
-        return SparseTokens(selected, self._extra(patches, scores, discarded), decision, kept, scores)
+        extra = self._extra(patches, scores, discarded)
+        return SparseTokens(selected, extra, decision, kept, scores, sources)
 
     @staticmethod
     def _extra(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
@@ -276,9 +293,10 @@ class TokenAggregation(nn.Module):
         """
         return mask_logits(self.logits(tokens), decision).softmax(dim=-1)
 
-    def forward(self, tokens: Tensor, decision: Tensor) -> Tensor:
-        """(B, K, C) tokens and (B, K) decision -> (B, A, C)."""
-        return self.weights(tokens, decision).to(tokens.dtype) @ tokens
+    def forward(self, tokens: Tensor, decision: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, K, C) tokens and (B, K) decision -> (B, A, C) tokens and their (B, A, K) weights."""
+        weights = self.weights(tokens, decision)
+        return weights.to(tokens.dtype) @ tokens, weights
 
 
 class MultiModalSDTPS(nn.Module):
@@ -333,7 +351,10 @@ class MultiModalSDTPS(nn.Module):
             others = [guide for other, guide in enumerate(guides) if other != index]
             sparse: SparseTokens = select(patches[index], guides[index], others)
             decision = sparse.decision.gather(1, sparse.kept)  # (B, K)
+            aggregated, weights = aggregate(sparse.selected, decision)
             # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.
-            tokens = torch.cat([aggregate(sparse.selected, decision), sparse.extra], dim=1)
-            results.append(AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores))
+            tokens = torch.cat([aggregated, sparse.extra], dim=1)
+            results.append(
+                AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, weights)
+            )
         return results

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 import test_net as test_entry
 import train_net as train_entry
@@ -18,7 +19,9 @@ from conftest import ROOT, SMALL_MODEL
 from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
+from miniatures import draw_miniature
 from modeling.make_model import make_model
+from reporting.build import make_report_writer
 from structures import UserError
 from tools.convert import main as convert
 
@@ -84,6 +87,29 @@ def _full_disk(scene: Scene) -> None:
 
     scene.monkeypatch.setattr(os, "fsync", fail)
     scene.train()
+
+
+def _test_with_report(scene: Scene, folder: str) -> None:
+    scene.test(scene.save(scene.small_state()), "--report", str(scene.folder / folder))
+
+
+def _foreign_report(scene: Scene) -> None:
+    (scene.folder / "thesis").mkdir()
+    scene.write("thesis/chapter.txt", "precious")
+    _test_with_report(scene, "thesis")
+
+
+def _report_by_several(scene: Scene) -> None:
+    cfg = load_config(SMALL_MODEL, scene.arguments()[2:])
+    make_report_writer(cfg, scene.folder / "report", ["cam1"], "abc1234", num_processes=2)
+
+
+def _report_on_full_disk(scene: Scene) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    scene.monkeypatch.setattr(Image.Image, "save", fail)
+    _test_with_report(scene, "report")
 
 
 def _read_only(scene: Scene) -> None:
@@ -174,6 +200,24 @@ def _not_an_image(scene: Scene) -> None:
     next(iter(data.test_loader))
 
 
+def _foreign_file(scene: Scene) -> None:
+    folder = draw_miniature("MSVR310", scene.folder) / "bounding_box_train" / "0002"
+    for path in folder.glob("*/0002_s001_v1_*"):
+        path.rename(path.with_name(path.name.replace("0002", "0003", 1)))
+    scene.train("DATASETS.NAMES", "MSVR310")
+
+
+def _no_identity(scene: Scene) -> None:
+    (draw_miniature("WMVeID863", scene.folder) / "train" / "more").mkdir()
+    scene.train("DATASETS.NAMES", "WMVeID863")
+
+
+def _no_strip(scene: Scene) -> None:
+    for path in draw_miniature("RGBNT100", scene.folder).glob("rgbir/bounding_box_train/*"):
+        Image.new("RGB", (64, 20)).save(path)
+    scene.train("DATASETS.NAMES", "RGBNT100")
+
+
 def _several_processes(scene: Scene) -> None:
     build_data(load_config(SMALL_MODEL, scene.arguments()[2:]), num_processes=3)
 
@@ -232,6 +276,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a file name that cannot be read": _unparsable,
     "an empty folder": _empty_folder,
     "an identity in training and test": _overlapping_ids,
+    "a file in the folder of another identity": _foreign_file,
+    "a folder that is no identity": _no_identity,
+    "a strip that is none": _no_strip,
     "too few identities for a batch": _config("SOLVER.IMS_PER_BATCH", "64"),
     "a truncated training image": _truncate_image,
     "a test file that is not an image": _not_an_image,
@@ -261,6 +308,12 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "weights with entries too many": lambda scene: scene.test(
         scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
     ),
+    "two ways to say what is missing": lambda scene: scene.test(
+        "w.pth", "--missing", "all", "TEST.MISS", "r"
+    ),
+    "a report in the place of another folder": _foreign_report,
+    "a report by several processes": _report_by_several,
+    "a disk that is full while a report is written": _report_on_full_disk,
     "a conversion onto an existing file": _existing_output,
     "a run folder that holds another run": _run_in_use,
     "a run folder that a running process uses": _locked,

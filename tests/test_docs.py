@@ -167,7 +167,7 @@ def split_arguments(words: list[str]) -> tuple[dict[str, str], list[str]]:
 @each_page
 @pytest.mark.parametrize("program", ["train_net.py", "test_net.py"])
 def test_commands_have_valid_settings(page: Path, program: str) -> None:
-    known = (ROOT / program).read_text() + (ROOT / "engine" / "setup.py").read_text()
+    known = (ROOT / program).read_text() + (ROOT / "engine" / "arguments.py").read_text()
     for words in commands(page, program):
         options, settings = split_arguments(words)
         config_file = options.pop("--config_file", None)
@@ -203,6 +203,24 @@ def test_gradient_norms_of_the_method_page() -> None:
         # The Gumbel noise of one seed differs between builds of torch; the rest differs by rounding only.
         tolerance = 0.02 if mask == "Gumbel off" else 0.3
         assert [float(cell) for cell in row[1].split("|")] == pytest.approx(values, rel=tolerance)
+
+
+def test_code_of_the_figures_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    page = ROOT / "docs" / "figures.md"
+    (code,) = blocks(page, "python")
+    namespace: dict[str, Any] = {}
+    exec(compile(code, str(page), "exec"), namespace)
+    assert namespace["maps"].rgb.shape == (2, 128)
+
+
+def test_options_of_the_figures_page_are_those_of_the_command() -> None:
+    from tools.figures import parse_arguments
+
+    page = (ROOT / "docs" / "figures.md").read_text()
+    written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
+    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--settings", "--config_file"}
+    assert written == known
 
 
 def test_token_counts_of_the_method_page() -> None:

@@ -79,6 +79,39 @@ def test_settings_of_the_evaluation_do_what_they_say(run: Path, tmp_path: Path) 
         assert tested(*changed) != plain, changed
 
 
+def test_all_settings_of_missing_modalities_at_once(run: Path, tmp_path: Path) -> None:
+    weights = ["TEST.WEIGHT", str(run / "last.pth")]
+    arguments = ["--config_file", str(run / "config.yml"), "--metrics", str(tmp_path / "test.json")]
+    test_entry.main([*arguments, "--missing", "all", "--report", str(tmp_path / "report"), *weights])
+    content = json.loads((tmp_path / "test.json").read_text())
+    assert list(content["missing"]) == ["complete", "r", "n", "t", "rn", "rt", "nt"]
+    assert content["result"] == content["missing"]["complete"]
+    assert [row["person"] for row in content["breakdown"]["identities"]] == [9, 10, 11, 12]
+    assert (tmp_path / "report" / "index.html").is_file()
+    assert (tmp_path / "report" / "data" / "ranking_nt_3.js").is_file()
+    summary = (tmp_path / "report" / "data" / "summary.js").read_text()
+    assert '"training":{"epoch":[1,2]' in summary  # from the run that the weights lie in
+    assert '"name":"untrained"' in summary
+
+    test_entry.main([*arguments, *weights, "TEST.MISS", "nt"])
+    alone = json.loads((tmp_path / "test.json").read_text())["result"]
+    for pattern in ("pattern_1", "pattern_2", "pattern_3"):
+        for score in ("mAP", "rank_1"):
+            assert alone[pattern][score] == pytest.approx(content["missing"]["nt"][pattern][score])
+
+
+def test_re_ranking_changes_the_scores_and_says_so(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    arguments = ["--config_file", str(run / "config.yml"), "--metrics", str(tmp_path / "test.json")]
+    with caplog.at_level("INFO"):
+        test_entry.main([*arguments, "TEST.WEIGHT", str(run / "last.pth"), "TEST.RE_RANKING", "yes"])
+    result = json.loads((tmp_path / "test.json").read_text())["result"]
+    trained = json.loads((run / "metrics.json").read_text())["summary"]["last epoch"]
+    assert result["re_ranked"] is True
+    assert result["pattern_3"]["mAP"] != trained["pattern_3"]["mAP"]
+
+
 def test_features_are_saved_one_row_per_distinct_test_image(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "features.npz"
     arguments = ["--config_file", str(run / "config.yml"), "--save_features", str(file)]

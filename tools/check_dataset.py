@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "%s: %d files of %d triples opened, %d problem(s)",
         scan.folder,
         len(checked),
-        len(scan.train) + len(scan.test),
+        len(scan.records),
         len(problems),
     )
     if args.json is not None:

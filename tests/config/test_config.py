@@ -45,7 +45,7 @@ def test_shipped_variants() -> None:
         "DeMo": (True, True, True, False, False),
         "DeMo_SDTPS": (True, False, False, True, False),
     }
-    for folder in ("RGBNT201", "Synthetic"):
+    for folder in ("RGBNT201", "RGBNT100", "MSVR310", "WMVeID863", "Synthetic"):
         for name, switches in expected.items():
             model = load_config(ROOT / f"configs/{folder}/{name}.yml").MODEL
             assert tuple(model[part] for part in parts) == switches
@@ -149,6 +149,7 @@ REFUSED = {
     "one identity per batch": (["SOLVER.IMS_PER_BATCH", "8"], ["IMS_PER_BATCH", "identities"]),
     "warm-up too long": (["SOLVER.WARMUP_ITERS", "50"], ["WARMUP_ITERS", "MAX_EPOCHS"]),
     "unknown choice": (["SOLVER.OPTIMIZER_NAME", "Lion"], ["OPTIMIZER_NAME", "AdamW", "Lion"]),
+    "half a re-ranking": (["TEST.RE_RANKING", "perhaps"], ["TEST.RE_RANKING", "yes, no", "perhaps"]),
     "unknown missing modality": (["TEST.MISS", "x"], ["TEST.MISS", "rn"]),
     "prompt tuning": (["MODEL.PROMPT", "True"], ["MODEL.PROMPT", "not implemented"]),
     "negative learning rate": (["SOLVER.BASE_LR", "-1.0"], ["SOLVER.BASE_LR", "above 0"]),
@@ -247,9 +248,9 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_yaml_reads_unquoted_yes_and_off_as_booleans_and_we_take_them_back(tmp_path: Path) -> None:
     file = tmp_path / "some.yml"
-    file.write_text("TEST:\n  FEAT_NORM: no\nMODEL:\n  IF_LABELSMOOTH: off\n")
+    file.write_text("TEST:\n  FEAT_NORM: no\n  RE_RANKING: yes\nMODEL:\n  IF_LABELSMOOTH: off\n")
     cfg = load_config(file)
-    assert (cfg.TEST.FEAT_NORM, cfg.MODEL.IF_LABELSMOOTH) == ("no", "off")
+    assert (cfg.TEST.FEAT_NORM, cfg.TEST.RE_RANKING, cfg.MODEL.IF_LABELSMOOTH) == ("no", "yes", "off")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def rgbnt201(tmp_path: Path) -> Path:
     return draw_dataset(tmp_path / "RGBNT201", masks=True)
 
 
+def read_instead(monkeypatch: pytest.MonkeyPatch, splits: Splits) -> None:
+    """Let the reader of RGBNT201 yield these."""
+    source = replace(build.SOURCES["RGBNT201"], read=lambda folder: splits)
+    monkeypatch.setitem(build.SOURCES, "RGBNT201", source)
+
+
 def two_epochs(data: DataBundle) -> list[ModalBatch]:
     batches = []
     for epoch in range(2):
@@ -132,7 +138,7 @@ def test_input_keys_reach_the_transforms(cfg: CfgNode) -> None:
     cfg.INPUT.SIZE_TEST = [32, 4]
     data = build_data(cfg)
     sample = data.train_loader.dataset[0]
-    pixels = np.asarray(Image.open(sample.record.paths.ni), dtype=np.float32)[:, ::-1] / 255
+    pixels = np.asarray(Image.open(sample.record.files[1]), dtype=np.float32)[:, ::-1] / 255
     torch.testing.assert_close(sample.images.ni[0], torch.from_numpy(pixels[..., 0].copy()))
     torch.testing.assert_close(sample.images.ni[1], torch.from_numpy(2 * pixels[..., 1]))
     assert data.test_loader.dataset[0].images.rgb.shape == (3, 32, 4)
@@ -174,9 +180,9 @@ def test_shared_augment_reaches_the_transform(cfg: CfgNode, rgbnt201: Path, shar
 def test_each_distinct_test_image_is_encoded_once(
     cfg: CfgNode, rgbnt201: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    splits = build.READERS["RGBNT201"](rgbnt201.parent)
+    splits = build.SOURCES["RGBNT201"].read(rgbnt201)
     query, gallery = splits.query[4:7], splits.gallery[::-1][2:10]  # rows 4, 5, 6 and rows 9 down to 2
-    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: Splits(splits.train, query, gallery))
+    read_instead(monkeypatch, Splits(splits.train, query, gallery))
     data = build_data(cfg)
     names = [name for batch in data.test_loader for name in batch.names]
     assert len(names) == len(set(names)) == 8
@@ -185,28 +191,31 @@ def test_each_distinct_test_image_is_encoded_once(
 
 
 def test_scenes_and_cameras_are_counted_in_the_training_split(
-    cfg: CfgNode, monkeypatch: pytest.MonkeyPatch
+    cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def record(person: int, camera: int, scene: int) -> ImageRecord:
         return ImageRecord(
-            PerModality.build(lambda m: Path(f"{person}_{camera}_{m.value}")), person, camera, scene
+            PerModality(*(Path(f"{person}_{camera}_{m.value}") for m in Modality)), person, camera, scene
         )
 
     train = tuple(record(person, camera, scene) for person in range(3) for camera, scene in ((0, 2), (4, 1)))
     test = (record(7, 8, 9),)
-    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: Splits(train, test, test))
+    read_instead(monkeypatch, Splits(train, test, test))
+    (tmp_path / "RGBNT201").mkdir()
     data = build_data(cfg)
-    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 2, 3)
-    # Cameras 0 and 4 were seen in training and become 0 and 1; camera 8 was not and comes behind them.
+    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 2, 2)
+    assert data.camera_names == ("cam1", "cam5", "cam9")
+    # Cameras 0 and 4 were seen in training and become 0 and 1; camera 8 was not and comes behind them. So
+    # do the scenes 1 and 2, and 9.
     trained, tested = (loader.dataset.records for loader in (data.train_loader, data.test_loader))  # type: ignore[attr-defined]
     assert [record.camera_id for record in trained] == [0, 1] * 3
     assert [record.camera_id for record in tested] == [2]
+    assert [record.scene_id for record in trained] == [1, 0] * 3
+    assert [record.scene_id for record in tested] == [2]
 
 
 def splits_with_a_new_test_camera(cfg: CfgNode) -> Splits:
-    root = Path(cfg.DATASETS.ROOT_DIR)
-    draw_dataset(root / "RGBNT201")
-    splits = build.READERS["RGBNT201"](root)
+    splits = build.SOURCES["RGBNT201"].read(draw_dataset(Path(cfg.DATASETS.ROOT_DIR) / "RGBNT201"))
     query = tuple(replace(record, camera_id=5) for record in splits.query)
     return splits._replace(query=query, gallery=query)
 
@@ -216,7 +225,7 @@ def test_cameras_without_training_images_are_logged(
     cfg: CfgNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, choice: str
 ) -> None:
     splits = splits_with_a_new_test_camera(cfg)
-    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: splits)
+    read_instead(monkeypatch, splits)
     build_data(cfg)
     assert "no training images" not in caplog.text  # without SIE the camera does not matter
     cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", choice])
@@ -228,9 +237,29 @@ def test_cameras_without_training_images_can_be_refused(
     cfg: CfgNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = splits_with_a_new_test_camera(cfg)
-    monkeypatch.setitem(build.READERS, "RGBNT201", lambda root: splits)
+    read_instead(monkeypatch, splits)
     cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", "error"])
     with pytest.raises(DatasetError, match=r"test cameras \[5\] .*; see TEST\.UNSEEN_CAMERA"):
+        build_data(cfg)
+
+
+def test_scenes_without_training_images_can_be_refused(
+    cfg: CfgNode, rgbnt201: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = build.SOURCES["RGBNT201"].read(rgbnt201)
+    read_instead(monkeypatch, splits._replace(query=tuple(replace(r, scene_id=3) for r in splits.query)))
+    cfg.merge_from_list(["MODEL.SIE_VIEW", True, "TEST.UNSEEN_CAMERA", "error"])
+    with pytest.raises(DatasetError, match=r"test scenes \[3\] .*; see TEST\.UNSEEN_CAMERA"):
+        build_data(cfg)
+
+
+@pytest.mark.parametrize("name", sorted(build.SOURCES.keys() - {"Synthetic"}))
+def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path, name: str) -> None:
+    cfg.DATASETS.NAMES = name
+    folder = tmp_path / ("WMVEID863" if name == "WMVeID863" else name)
+    with pytest.raises(
+        DatasetError, match=f"no folder {folder}: put the {name} data set there.* DATASETS.ROOT_DIR"
+    ):
         build_data(cfg)
 
 
@@ -253,12 +282,7 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
 
 def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:
     cfg.DATASETS.NAMES = "Market1501"
-    with pytest.raises(ValueError, match=r"unknown data set 'Market1501'.*\['RGBNT201', 'Synthetic'\]"):
-        build_data(cfg)
-
-
-def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"no folder {tmp_path / 'RGBNT201'}: put .* DATASETS.ROOT_DIR"):
+    with pytest.raises(ValueError, match=r"unknown data set 'Market1501'.*\['MSVR310', .*'WMVeID863'\]"):
         build_data(cfg)
 
 

@@ -8,8 +8,13 @@ import pytest
 from PIL import Image
 
 from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
-from datasets.dataset import Problem
+from datasets.dataset import Problem, Scan
+from datasets.msvr310 import scan_msvr310
+from datasets.rgbnt100 import scan_rgbnt100
 from datasets.rgbnt201 import scan_rgbnt201
+from datasets.wmveid863 import scan_wmveid863
+from miniatures import draw_miniature
+from structures import ImageRecord, PerModality
 
 NAMES = {
     "train_171": ["000003_cam1_0_00.png", "000003_cam2_0_00.png", "000007_cam1_0_00.png"],
@@ -37,8 +42,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def problems_of(root: Path, patch: int = 16) -> list[Problem]:
-    scan = scan_rgbnt201(root)
+def problems_of(
+    root: Path, patch: int = 16, scan_folder: Callable[[Path], Scan] = scan_rgbnt201
+) -> list[Problem]:
+    scan = scan_folder(root)
     return find_problems(scan, {path: check_file(path) for path in files_of(scan)}, patch=patch)
 
 
@@ -171,3 +178,61 @@ def test_folders_that_the_reader_refuses_are_checked_all_the_same(root: Path) ->
         ("truncated", "train_171/TI/000007_cam1_0_00.png"),
     ]
     assert [kind for kind in PROBLEM_KINDS if kind in dict(found)] == [kind for kind, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "scan_folder", "num_files"),
+    [("RGBNT100", scan_rgbnt100, 48), ("MSVR310", scan_msvr310, 144), ("WMVeID863", scan_wmveid863, 144)],
+)
+def test_vehicle_sets(name: str, scan_folder: Callable[[Path], Scan], num_files: int, tmp_path: Path) -> None:
+    folder = draw_miniature(name, tmp_path)
+    files = files_of(scan_folder(folder))
+    assert len(files) == len(set(files)) == num_files  # a strip is opened once
+    assert problems_of(folder, scan_folder=scan_folder) == []
+    query, gallery = (next(path for path in files if part in str(path)) for part in ("query", "test/"))
+    cut(query, 0.5)
+    gallery.write_bytes(b"")
+    problems = problems_of(folder, scan_folder=scan_folder)
+    assert [problem.kind for problem in problems] == ["empty", "truncated"]
+    assert [folder / problem.path for problem in problems] == [gallery, query]
+
+
+def test_strips_of_a_wrong_size(tmp_path: Path) -> None:
+    folder = draw_miniature("RGBNT100", tmp_path)
+    names = ["0002_c0001_010.jpg", "0003_c0001_010.jpg", "0005_c0001_010.jpg", "0008_c0001_010.jpg"]
+    train = folder / "rgbir" / "bounding_box_train"
+    for seed, (name, size) in enumerate(zip(names, [(32, 97), (33, 96), (8, 96), (32, 99)], strict=True)):
+        save(train / name, size, seed)
+    messages = [problem.message for problem in problems_of(folder, scan_folder=scan_rgbnt100)]
+    assert messages == [
+        f"rgbir/bounding_box_train/{name} {what}"
+        for name, what in zip(
+            names,
+            [
+                "does not hold three images side by side: its width of 97 pixels is no multiple of 3",
+                "does not hold three images side by side: its height of 33 pixels is more than a third of "
+                "its width of 96",
+                "has 8 x 96 pixels, less than one patch of 16",
+                "has 32 x 99 pixels, where most images have 32 x 96",
+            ],
+            strict=True,
+        )
+    ]
+
+
+def test_a_set_with_two_modalities(tmp_path: Path) -> None:
+    records = []
+    for number in range(3):
+        paths = [tmp_path / f"{kind}_{number}.png" for kind in ("NI", "TI")]
+        for offset, path in enumerate(paths):
+            save(path, seed=2 * number + offset)
+        records.append(ImageRecord(PerModality(None, *paths), number, 0))
+    scan = Scan(tmp_path, tuple(records[:1]), tuple(records[1:]), tuple(records[2:]), ())
+    assert len(files_of(scan)) == 6
+    assert problems_of(tmp_path, scan_folder=lambda _: scan) == []
+    save(tmp_path / "TI_2.png", size=(48, 16))
+    save(tmp_path / "NI_0.png", seed=3)
+    assert [problem.kind for problem in problems_of(tmp_path, scan_folder=lambda _: scan)] == [
+        "wrong-size",
+        "duplicated",
+    ]

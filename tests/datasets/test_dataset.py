@@ -34,8 +34,8 @@ def records(tmp_path: Path) -> list[ImageRecord]:
     """Four triples of one colour each; image i of modality m has the value 10 i + m."""
     result = []
     for i in range(4):
-        paths = PerModality.build(lambda m, i=i: tmp_path / f"{m.value}_{i}.png")  # type: ignore[misc]
-        for m, path in enumerate(paths):
+        paths = PerModality[Path | None](*(tmp_path / f"{m.value}_{i}.png" for m in Modality))
+        for m, path in enumerate(filter(None, paths)):
             Image.new("RGB", SIZE[::-1], (10 * i + m,) * 3).save(path)
         mask_path = tmp_path / f"mask_{i}.png"
         Image.new("L", SIZE[::-1], 51 * i).save(mask_path)
@@ -102,7 +102,7 @@ def test_failing_augmentation_restores_the_random_state_too(records: list[ImageR
 
 
 def test_images_reach_their_modality_as_rgb(records: list[ImageRecord]) -> None:
-    Image.new("L", SIZE[::-1], 200).save(records[2].paths.ti)  # grey on disk
+    Image.new("L", SIZE[::-1], 200).save(records[2].files[2])  # grey on disk
     sample = MultiModalDataset(records, lambda images: images.map(to_tensor))[2]
     assert [tensor.unique().tolist() for tensor in sample.images] == [[20], [21], [200]]
     assert {tensor.shape for tensor in sample.images} == {(3, *SIZE)}
@@ -118,14 +118,28 @@ def test_masks_are_read_on_demand(records: list[ImageRecord]) -> None:
     assert bare[0].person_mask is None
 
 
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The image files that are opened from now on."""
+    noted: list[Path] = []
+    really_open = Image.open
+
+    def open_and_note(path: Path, formats: tuple[str, ...]) -> Image.Image:
+        noted.append(path)
+        return really_open(path, formats=formats)
+
+    monkeypatch.setattr(Image, "open", open_and_note)
+    return noted
+
+
 @pytest.mark.parametrize("damage", ["truncated", "text", "absent"])
 @pytest.mark.parametrize("ending", ["jpg", "png"])
 @pytest.mark.parametrize("modality", list(Modality))
 def test_unreadable_image_is_one_error_that_names_it(
-    records: list[ImageRecord], damage: str, ending: str, modality: Modality, monkeypatch: pytest.MonkeyPatch
+    records: list[ImageRecord], damage: str, ending: str, modality: Modality, opened: list[Path]
 ) -> None:
     record = records[0]
-    broken = record.paths.of(modality).with_suffix(f".{ending}")
+    broken = record.files[list(Modality).index(modality)].with_suffix(f".{ending}")
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(broken)
     if damage == "truncated":
@@ -135,15 +149,6 @@ def test_unreadable_image_is_one_error_that_names_it(
     else:
         broken.unlink()
     paths = PerModality.build(lambda m: broken if m is modality else record.paths.of(m))
-    opened: list[Path] = []
-    really_open = Image.open
-
-    def open_and_note(path: Path, formats: tuple[str, ...]) -> Image.Image:
-        opened.append(path)
-        return really_open(path, formats=formats)
-
-    monkeypatch.setattr(Image, "open", open_and_note)
-
     with pytest.raises(DatasetError) as caught:
         MultiModalDataset([replace(record, paths=paths)], add_noise)[0]
 
@@ -158,7 +163,7 @@ def test_unreadable_mask_is_an_error(records: list[ImageRecord], tmp_path: Path)
 
 
 def test_error_in_a_worker_keeps_its_type_and_message(records: list[ImageRecord]) -> None:
-    records[3].paths.ni.write_text("not an image")
+    records[3].files[1].write_text("not an image")
     loader = DataLoader(MultiModalDataset(records, add_noise), num_workers=1, collate_fn=collate)
     with pytest.raises(DatasetError, match=r"NI_3\.png"):
         list(loader)
@@ -166,7 +171,7 @@ def test_error_in_a_worker_keeps_its_type_and_message(records: list[ImageRecord]
 
 def test_other_formats_are_refused_whatever_the_name(records: list[ImageRecord]) -> None:
     """Pillow starts Ghostscript for the content of an EPS file, even if its name ends in .png."""
-    Image.new("RGB", SIZE[::-1]).save(records[0].paths.ti, format="EPS")
+    Image.new("RGB", SIZE[::-1]).save(records[0].files[2], format="EPS")
     with pytest.raises(DatasetError, match=r"TI image .*TI_0\.png \(it is no JPEG or PNG image\)"):
         MultiModalDataset(records, add_noise)[0]
 
@@ -238,6 +243,81 @@ def test_replaced_files_reach_the_batch_and_the_workers_change_nothing(
         assert batch.unreadable == other.unreadable
         assert torch.equal(batch.camera_ids, other.camera_ids)
         assert torch.equal(batch.images.ni, other.images.ni)
+
+
+@pytest.fixture
+def strip(tmp_path: Path) -> ImageRecord:
+    """Three images of 24 x 36 pixels side by side: red, green, blue."""
+    pixels = np.zeros((24, 108, 3), dtype=np.uint8)
+    for channel in range(3):
+        pixels[:, 36 * channel : 36 * (channel + 1), channel] = 255
+    path = tmp_path / "strip.png"
+    Image.fromarray(pixels).save(path)
+    return ImageRecord(PerModality(path, path, path), person_id=0, camera_id=0, is_strip=True)
+
+
+def test_a_strip_is_cut_in_order_and_decoded_once(strip: ImageRecord, opened: list[Path]) -> None:
+    images = MultiModalDataset([strip], lambda images: images.map(to_tensor))[0].images
+    for channel, tensor in enumerate(images):
+        assert tensor.shape == (3, 24, 36)
+        expected = torch.zeros(3)
+        expected[channel] = 255
+        assert torch.equal(tensor, expected.view(3, 1, 1).expand(3, 24, 36))
+    assert opened == [strip.files[0]]
+
+
+@pytest.mark.parametrize(
+    ("size", "reason"),
+    [
+        ((100, 20), "its width of 100 pixels is no multiple of 3"),
+        ((99, 34), "its height of 34 pixels is more than a third of its width of 99"),
+    ],
+)
+def test_what_is_no_strip_is_refused_or_replaced(
+    strip: ImageRecord, tmp_path: Path, size: tuple[int, int], reason: str
+) -> None:
+    path = tmp_path / "bad\nstrip.png"
+    Image.new("RGB", size).save(path)
+    bad = replace(strip, paths=PerModality(path, path, path))
+    with pytest.raises(
+        DatasetError, match=rf"cannot cut .*bad\\nstrip.png into RGB, NI, TI images \({reason}"
+    ):
+        MultiModalDataset([bad], add_noise)[0]
+    lenient = MultiModalDataset([bad, strip], lambda images: images.map(to_tensor), replace_unreadable=True)
+    assert lenient[0].record == strip
+    (summary,) = lenient[0].unreadable
+    assert summary == f"{tmp_path}/bad\\nstrip.png (RGB, NI, TI): {reason}"
+
+
+def test_a_strip_as_square_as_can_be(strip: ImageRecord) -> None:
+    Image.new("RGB", (99, 33)).save(strip.files[0])
+    assert MultiModalDataset([strip], lambda images: images.map(to_tensor))[0].images.ti.shape == (3, 33, 33)
+
+
+def test_a_strip_that_cannot_be_read_is_named(strip: ImageRecord) -> None:
+    strip.files[0].write_text("no image")
+    with pytest.raises(DatasetError, match=r"cannot read the RGB, NI, TI image .*strip\.png \(it is no JPEG"):
+        MultiModalDataset([strip], add_noise)[0]
+
+
+@pytest.mark.parametrize("absent", list(Modality))
+def test_a_modality_that_the_set_does_not_have_is_zeros(records: list[ImageRecord], absent: Modality) -> None:
+    paths = PerModality.build(lambda m: None if m is absent else records[1].paths.of(m))
+    record = replace(records[1], paths=paths)
+    whole, part = (MultiModalDataset([r], add_noise)[0] for r in (records[1], record))
+    for modality in Modality:
+        if modality is absent:
+            assert not part.images.of(modality).any()
+        else:
+            assert torch.equal(part.images.of(modality), whole.images.of(modality)), "its noise is the same"
+    assert len(record.files) == 2
+    assert record.name == ("NI_1.png" if absent is Modality.RGB else "RGB_1.png")
+    assert collate([part, whole]).images.of(absent)[1].any()
+
+
+def test_a_record_without_any_file_is_refused() -> None:
+    with pytest.raises(ValueError, match="identity 3 has no image file"):
+        ImageRecord(PerModality(None, None, None), person_id=3, camera_id=0)
 
 
 def test_collate_stacks_in_order(records: list[ImageRecord]) -> None:

@@ -1,13 +1,12 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 
 from conftest import ToyModel
-from engine.evaluate import EvaluationResult, evaluate, raw_pixels, result_table
+from engine.evaluate import Outputs, evaluate, evaluate_settings, raw_pixels
 from evaluation.evaluator import RetrievalEvaluator
-from evaluation.selection import SelectionMetrics
-from structures import ModalBatch, Modality, PerModality
+from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput
 
 CPU = torch.device("cpu")
 BatchMaker = Callable[..., ModalBatch]
@@ -67,15 +66,59 @@ def test_raw_pixels_are_block_means(make_batch: BatchMaker) -> None:
     torch.testing.assert_close(output.embedding(1)[0, 0], upper_left_red)
 
 
-def test_the_table_shows_patterns_controls_and_kept_patches(
-    batches: list[ModalBatch], evaluator: RetrievalEvaluator, toy_model: ToyModel
+class MeanColours:
+    """Its features are the mean colours of each image."""
+
+    def __init__(self) -> None:
+        self.num_encoded = 0
+
+    def __call__(self, batch: ModalBatch) -> ModelOutput:
+        features = torch.cat([image.mean(dim=(2, 3)) for image in batch.images], dim=1)
+        return ModelOutput(heads=(HeadOutput("ori", features, features, features, fused=False),))
+
+    def forward_settings(
+        self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
+    ) -> dict[str, ModelOutput]:
+        self.num_encoded += len(batch)
+        return {setting: self(batch.without(missing)) for setting, missing in settings.items()}
+
+
+def make_evaluators(settings: list[str]) -> dict[str, RetrievalEvaluator]:
+    rows = list(range(8))
+    return {
+        setting: RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
+        for setting in settings
+    }
+
+
+def test_every_setting_is_scored_as_by_an_evaluation_of_its_own(
+    batches: list[ModalBatch], evaluator: RetrievalEvaluator
 ) -> None:
-    result = evaluate(toy_model, loader=batches, evaluator=evaluator, device=CPU)
-    selected = EvaluationResult(
-        result.ranking, SelectionMetrics(PerModality(0.5, 0.25, 0.125), 0.4, 0.8), 8, 1.0
+    model = MeanColours()
+    evaluators = make_evaluators(list(MISSING_SETTINGS))
+    results = evaluate_settings(model, loader=batches, evaluators=evaluators, device=CPU)
+    assert model.num_encoded == 8  # once for the seven settings
+    assert list(results) == ["complete", "r", "n", "t", "rn", "rt", "nt"]
+    scores = set()
+    for setting, missing in MISSING_SETTINGS.items():
+        alone = evaluate(model, loader=batches, evaluator=evaluator, device=CPU, missing=missing)
+        assert results[setting].main.mean_ap == alone.main.mean_ap
+        assert torch.equal(evaluators[setting].collected().features[1], evaluator.collected().features[1])
+        scores.add(alone.main.mean_ap)
+    assert len(scores) > 1
+
+
+def test_an_observer_sees_each_complete_batch_with_all_outputs(batches: list[ModalBatch]) -> None:
+    seen: list[tuple[ModalBatch, Outputs]] = []
+    evaluate_settings(
+        MeanColours(),
+        loader=batches,
+        evaluators=make_evaluators(["complete", "rn"]),
+        device=CPU,
+        observe=lambda batch, outputs: seen.append((batch, outputs)),
     )
-    table = result_table(selected, {"untrained": result})
-    assert f"{100 * result.main.mean_ap:.1f}" in table
-    assert "control: untrained" in table
-    assert "RGB 50.0%, NI 25.0%, TI 12.5% (chance 40.0%, best possible 80.0%)" in table
-    assert selected.as_dict()["kept_patch_precision"]["NI"] == 25.0
+    assert [batch.names for batch, _ in seen] == [batch.names for batch in batches]
+    assert torch.equal(seen[1][0].images.rgb, batches[1].images.rgb)
+    assert [list(outputs) for _, outputs in seen] == [["complete", "rn"]] * 2
+    assert not seen[0][1]["rn"].embedding(1)[:, :6].any()
+    assert seen[0][1]["complete"].embedding(1)[:, :6].any()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from conftest import ToyModel
 from engine.checkpoint import load_checkpoint
-from engine.evaluate import EvaluationResult
 from engine.interrupt import RunStopped
+from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.train import NonFiniteLossError, Trainer
 from structures import ModalBatch, ModelOutput, RankingMetrics, UserError
@@ -53,7 +53,11 @@ def cross_entropy(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
 
 def results(*mean_aps: float) -> Callable[[Callable[[], None]], EvaluationResult]:
     """An evaluation that gives these scores one after the other."""
-    metrics = [RankingMetrics(value, np.array([value]), 1) for value in mean_aps]
+    one_query = [np.array([value]) for value in mean_aps]
+    metrics = [
+        RankingMetrics(ap.item(), ap.item(), ap, ap, ap, first_hits=np.ones(1, dtype=np.int64), num_queries=1)
+        for ap in one_query
+    ]
     iterator = iter(metrics)
     return lambda check_stop: EvaluationResult({1: next(iterator)}, None, 1, 0.0)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation.ranking import rank
+from evaluation.ranking import rank, rank_distances
 
 
 def rank_line(
@@ -31,9 +31,10 @@ def naive_scores(
     query_groups: np.ndarray,
     gallery_groups: np.ndarray,
     max_rank: int,
-) -> tuple[float, list[float], int]:
-    """The definition, item by item: mAP, CMC and the number of skipped queries."""
+) -> tuple[list[float], list[float], list[int], list[float]]:
+    """The definition, item by item: for each query AP, INP and the rank of the first hit; and CMC."""
     average_precisions: list[float] = []
+    penalties: list[float] = []
     first_ranks: list[int] = []
     for feature, person, group in zip(query, query_ids, query_groups, strict=True):
         items = [
@@ -42,12 +43,16 @@ def naive_scores(
             if not (gallery_ids[j] == person and gallery_groups[j] == group)
         ]
         hit_ranks = [k for k, (_, j) in enumerate(sorted(items), start=1) if gallery_ids[j] == person]
-        if hit_ranks:
-            average_precisions.append(sum(n / k for n, k in enumerate(hit_ranks, 1)) / len(hit_ranks))
-            first_ranks.append(hit_ranks[0])
+        nan = float("nan")
+        average_precisions.append(
+            sum(n / k for n, k in enumerate(hit_ranks, 1)) / len(hit_ranks) if hit_ranks else nan
+        )
+        penalties.append(len(hit_ranks) / hit_ranks[-1] if hit_ranks else nan)
+        first_ranks.append(hit_ranks[0] if hit_ranks else 0)
     length = min(max_rank, len(gallery))
-    cmc = [sum(first <= k for first in first_ranks) / len(first_ranks) for k in range(1, length + 1)]
-    return sum(average_precisions) / len(average_precisions), cmc, len(query) - len(average_precisions)
+    scored = [first for first in first_ranks if first]
+    cmc = [sum(first <= k for first in scored) / len(scored) for k in range(1, length + 1)]
+    return average_precisions, penalties, first_ranks, cmc
 
 
 def test_miss_hit_hit() -> None:
@@ -55,6 +60,17 @@ def test_miss_hit_hit() -> None:
     assert metrics.mean_ap == pytest.approx((1 / 2 + 2 / 3) / 2)
     assert metrics.cmc.tolist() == [0.0, 1.0, 1.0]
     assert (metrics.num_queries, metrics.num_skipped) == (1, 0)
+
+
+def test_mean_inp_asks_how_deep_the_last_right_match_lies() -> None:
+    # Ranks 1 and 2, then 1 and 4: two right matches each. The dropped twin at 1.5 does not count.
+    near = rank_line([1.0, 1.5, 2.0, 3.0, 4.0], [7, 7, 7, 5, 5], gallery_cameras=[1, 0, 1, 1, 1])
+    deep = rank_line([1.0, 1.5, 2.0, 3.0, 4.0], [7, 7, 5, 5, 7], gallery_cameras=[1, 0, 1, 1, 1])
+    assert (near.mean_inp, deep.mean_inp) == (1.0, 0.5)
+    assert near.first_hits.tolist() == deep.first_hits.tolist() == [1]
+    assert deep.as_dict() == pytest.approx(
+        {"mAP": 75, "mINP": 50, "rank_1": 100, "rank_5": 100, "rank_10": 100, "queries": 1, "skipped": 0}
+    )
 
 
 def test_same_person_and_camera_are_dropped_before_ranks_are_counted() -> None:
@@ -107,11 +123,21 @@ def test_agrees_with_the_definition_on_random_inputs(seed: int) -> None:
     labels = (query_ids, gallery_ids, query_cameras, gallery_cameras)
 
     metrics = rank(query, gallery, *labels, max_rank=20, chunk_size=7)
-    mean_ap, cmc, num_skipped = naive_scores(query, gallery, *labels, max_rank=20)
-    assert metrics.mean_ap == pytest.approx(mean_ap, abs=1e-12)
+    average_precisions, penalties, first_hits, cmc = naive_scores(query, gallery, *labels, max_rank=20)
+    np.testing.assert_allclose(metrics.average_precisions, average_precisions, atol=1e-12)
+    np.testing.assert_allclose(metrics.inverse_negative_penalties, penalties, atol=1e-12)
+    assert metrics.first_hits.tolist() == first_hits
+    assert metrics.mean_ap == pytest.approx(np.nanmean(average_precisions), abs=1e-12)
+    assert metrics.mean_inp == pytest.approx(np.nanmean(penalties), abs=1e-12)
     np.testing.assert_allclose(metrics.cmc, cmc, atol=1e-12)
-    assert metrics.num_skipped == num_skipped
-    assert metrics.num_queries == num_queries - num_skipped
+    assert metrics.num_skipped == first_hits.count(0)
+    assert metrics.num_queries == num_queries - metrics.num_skipped
+
+    # Any distances in the same order give the same scores.
+    distances = np.square(query[:, None] - gallery[None]).sum(axis=2) - 7
+    by_distances = rank_distances(distances, *labels, max_rank=20, chunk_size=7)
+    np.testing.assert_array_equal(by_distances.average_precisions, metrics.average_precisions)
+    np.testing.assert_array_equal(by_distances.cmc, metrics.cmc)
 
 
 def test_queries_without_a_right_match_are_skipped_and_counted() -> None:
@@ -121,7 +147,10 @@ def test_queries_without_a_right_match_are_skipped_and_counted() -> None:
         features, features, np.array([1, 2, 3]), np.array([1, 2, 9]), np.array([0, 0, 0]), np.array([1, 0, 0])
     )
     assert (metrics.num_queries, metrics.num_skipped) == (1, 2)
-    assert metrics.mean_ap == 1.0
+    assert (metrics.mean_ap, metrics.mean_inp) == (1.0, 1.0)
+    assert metrics.first_hits.tolist() == [1, 0, 0]
+    assert np.isnan(metrics.average_precisions).tolist() == [False, True, True]
+    assert np.isnan(metrics.inverse_negative_penalties).tolist() == [False, True, True]
 
 
 def test_cmc_length() -> None:
@@ -144,3 +173,9 @@ def test_impossible_inputs_are_refused() -> None:
         rank(np.ones((0, 1)), np.ones((1, 1)), np.ones(0), one, np.ones(0), one)
     with pytest.raises(ValueError, match="2 dimensions and gallery features 3"):
         rank(np.ones((1, 2)), np.ones((1, 3)), one, one, one, 2 * one)
+    with pytest.raises(ValueError, match="1 of 2 distances are NaN"):
+        rank_distances(np.array([[0.0, float("nan")]]), one, np.ones(2), one, np.ones(2))
+    with pytest.raises(ValueError, match="the query has 2 distances, 1 identities"):
+        rank_distances(np.ones((2, 1)), one, one, one, one)
+    with pytest.raises(ValueError, match="the gallery is empty"):
+        rank_distances(np.ones((1, 0)), one, np.ones(0), one, np.ones(0))

@@ -13,7 +13,7 @@ from config.defaults import get_cfg
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.sdtps import AggregatedTokens
-from structures import ModalBatch, Modality, ModelOutput, PerModality, UserError
+from structures import MISSING_SETTINGS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SMALL = {
     "MODEL.TRANSFORMER_TYPE": "vit_tiny_stem_patch8",
@@ -329,3 +329,34 @@ def test_construction_logs_once(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     message = record.getMessage()
     assert all(part in message for part in ("vit_tiny_stem_patch8", "16 x 8 patches", "ori, sdtps, moe"))
+
+
+@pytest.mark.parametrize("options", [{"MODEL.SIE_CAMERA": True}, {}], ids=["cameras", "no cameras"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.no_grad()
+def test_missing_modalities_can_be_recombined_after_the_backbone(
+    variant: str, options: dict[str, Any]
+) -> None:
+    model = build_small(VARIANTS[variant], options).eval()
+    batch = make_batch(4, cameras=[2, 0, 2, 1])
+    outputs = model.forward_settings(batch, MISSING_SETTINGS)
+    assert list(outputs) == list(MISSING_SETTINGS)
+    for setting, modalities in MISSING_SETTINGS.items():
+        recombined, whole = outputs[setting], model(batch.without(modalities))
+        for pattern in whole.patterns:
+            torch.testing.assert_close(recombined.embedding(pattern), whole.embedding(pattern))
+        if whole.selection is not None and recombined.selection is not None:
+            for ours, theirs in zip(recombined.selection.scores, whole.selection.scores, strict=True):
+                torch.testing.assert_close(ours, theirs)
+
+
+@torch.no_grad()
+def test_missing_images_are_encoded_once_per_camera() -> None:
+    model = build_small({"MODEL.SIE_CAMERA": True}).eval()
+    sizes: list[int] = []
+    model.backbone.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    batch = make_batch(4, cameras=[2, 0, 2, 1])
+    model.forward_settings(batch, MISSING_SETTINGS)
+    assert sizes == [12, 3]
+    model.forward_settings(batch, {"complete": ()})
+    assert sizes == [12, 3, 12]

@@ -88,7 +88,8 @@ def test_guidance_by_hand() -> None:
     ],
 )
 def test_score_by_hand(beta: float, scores: list[float]) -> None:
-    result = planar_selector(beta=beta).score(PATCHES, OWN, OTHERS)
+    selector = planar_selector(beta=beta)
+    result = selector.score(selector.sources(PATCHES, OWN, OTHERS))
     torch.testing.assert_close(result, torch.tensor([scores]))
 
 
@@ -145,7 +146,7 @@ def test_cosines_carry_no_gradient() -> None:
     patches = tokens[0].requires_grad_()
     guides = [guide.requires_grad_() for guide in guides]
     selector = TokenSparse(16)
-    selector.score(patches, guides[0], guides[1:]).sum().backward()
+    selector.score(selector.sources(patches, guides[0], guides[1:])).sum().backward()
     assert [guide.grad for guide in guides] == [None] * 3
     assert not guidance_score(patches, guides[0]).requires_grad
 
@@ -159,9 +160,9 @@ def test_aggregation_weights_are_a_masked_softmax() -> None:
     tokens = random_inputs(patches=8)[0][0]
     plain = aggregate.weights(tokens, torch.ones(3, 8))
     torch.testing.assert_close(plain.sum(dim=-1), torch.ones(3, 5))
-    torch.testing.assert_close(
-        aggregate(tokens, torch.ones(3, 8)), torch.einsum("bak,bkc->bac", plain, tokens)
-    )
+    aggregated, weights = aggregate(tokens, torch.ones(3, 8))
+    assert torch.equal(weights, plain)
+    torch.testing.assert_close(aggregated, torch.einsum("bak,bkc->bac", plain, tokens))
 
     decision = torch.tensor([1.0, 0.0, 1.0, 0.5, 1.0, 1.0, 0.0, 1.0]).expand(3, -1)
     by_hand = decision.unsqueeze(1) * plain
@@ -174,7 +175,7 @@ def test_aggregation_with_scale_zero_is_the_mean() -> None:
     aggregate.scale.data.zero_()
     tokens = random_inputs()[0][0]
     mean = tokens.mean(dim=1, keepdim=True).expand(-1, 5, -1)
-    torch.testing.assert_close(aggregate(tokens, torch.ones(3, 20)), mean)
+    torch.testing.assert_close(aggregate(tokens, torch.ones(3, 20))[0], mean)
 
 
 def test_each_modality_is_guided_by_its_own_and_the_other_globals() -> None:
@@ -185,8 +186,12 @@ def test_each_modality_is_guided_by_its_own_and_the_other_globals() -> None:
         sparse = model.selectors[index](tokens[index], guides[index], others)
         assert torch.equal(result.scores, sparse.scores)
         assert torch.equal(result.kept, sparse.kept)
-        aggregated = model.aggregators[index](sparse.selected, torch.ones(3, 10))
+        aggregated, weights = model.aggregators[index](sparse.selected, torch.ones(3, 10))
         assert torch.equal(result.tokens, torch.cat([aggregated, sparse.extra], dim=1))
+        assert torch.equal(result.sources, sparse.sources)
+        assert torch.equal(result.weights, weights)
+        guidance = [guidance_score(tokens[index], guide) for guide in (guides[index], *others)]
+        assert torch.equal(result.sources[:, 1:], torch.stack(guidance, dim=1))
 
 
 def test_the_order_of_the_patches_does_not_matter() -> None:

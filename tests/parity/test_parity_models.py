@@ -79,20 +79,23 @@ def load_filled(name: str, entry: Entry, folder: Path) -> MultiModalReID:
 
 @torch.inference_mode()
 def encode(model: MultiModalReID, missing: Mapping[str, Sequence[Modality]]) -> dict[str, Tensor]:
-    """The outputs under the names that the recordings give them, also with `missing` modalities."""
+    """The outputs under the names that the recordings give them, also with `missing` modalities.
+
+    As in `test_net.py --missing all`, each image is encoded once for all of them.
+    """
     height, width = model.backbone.img_size
     images = PerModality.build(lambda m: make_entry(f"input/{m.value}", (3, 3, height, width)))
     batch = ModalBatch(images, torch.zeros_like(CAMERAS), CAMERAS, torch.zeros_like(CAMERAS))
     backbone_calls: list[tuple[Tensor, Tensor]] = []
     hook = model.backbone.register_forward_hook(lambda _, __, output: backbone_calls.append(output))
-    output = model(batch)
+    outputs = model.forward_settings(batch, {"complete": (), **missing})
     hook.remove()
-    ((globals_, patches),) = backbone_calls  # the images of RGB come first
+    globals_, patches = backbone_calls[0]  # the images of RGB come first
     return {
         "rgb_global": globals_[:3],
         "rgb_patch_tokens_mean": patches[:3].mean(dim=1),
-        **{f"pattern{pattern}": output.embedding(pattern) for pattern in (1, 2, 3)},
-        **{key: model(batch.without(modalities)).embedding(3) for key, modalities in missing.items()},
+        **{f"pattern{pattern}": outputs["complete"].embedding(pattern) for pattern in (1, 2, 3)},
+        **{key: outputs[key].embedding(3) for key in missing},
     }
 
 

@@ -1,0 +1,202 @@
+"""What the readers share: folders → names → records, and what is wrong on the way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import NamedTuple
+
+from datasets.dataset import DatasetError, Problem, Scan, Splits
+from structures import ImageRecord, Modality, PerModality, on_one_line
+
+IMAGE_ENDING = r"\.(?i:jpg|jpeg|png)"
+"""The end of a file name, for regular expressions."""
+
+VIS_NI_TH = PerModality("vis", "ni", "th")
+"""The folders of the modalities below each identity, in MSVR310 and WMVeID863."""
+
+_PROBLEMS_SHOWN = 5
+_IDENTITY_DIGITS = 6
+
+
+class Labels(NamedTuple):
+    """What a file name says. See `ImageRecord`."""
+
+    person_id: int
+    camera_id: int
+    scene_id: int = 0
+
+
+class Search:
+    """Lists the files below the folder of a data set and collects what is wrong. No file is opened.
+
+    Attributes:
+        folder: of the data set.
+        problems: what was found so far.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[Problem] = []
+
+    def note(self, kind: str, path: Path, what: str, subject: str = "") -> None:
+        """Add a problem whose sentence is the subject, the path below the data set's folder, and `what`."""
+        where = on_one_line(path.relative_to(self.folder).as_posix())
+        self.problems.append(Problem(kind, where, f"{subject}{where} {what}"))
+
+    def scan(
+        self,
+        read: Callable[[Path], Sequence[ImageRecord]],
+        *,
+        train: str,
+        query: str,
+        gallery: str,
+        digits: int,
+    ) -> Scan:
+        """Read each split once and see that no identity is in training and test.
+
+        Args:
+            read: from the folder of a split to its records, with the identities on disk.
+            train: folder of the training split.
+            query: folder of the queries; may be that of the gallery.
+            gallery: folder of the gallery.
+            digits: with which an identity is written in messages.
+        """
+        found = {name: tuple(read(self.folder / name)) for name in dict.fromkeys((train, query, gallery))}
+        trained = {record.person_id for record in found[train]}
+        for name in dict.fromkeys((query, gallery)):
+            for person_id in sorted(trained & {record.person_id for record in found[name]}):
+                sentence = f"identity {person_id:0{digits}d} is in both {train} and {name}"
+                self.problems.append(Problem("identity", name, sentence))
+        return Scan(self.folder, found[train], found[query], found[gallery], tuple(self.problems))
+
+    def list_files(self, folder: Path) -> list[str]:
+        """The names of the files in a folder, sorted."""
+        files = []
+        for entry in self._list(folder):
+            # A pipe would be waited for ever, and a link may lead nowhere.
+            if entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):
+                files.append(entry.name)
+            else:
+                self.note("unreadable", folder / entry.name, "is not a file")
+        return files
+
+    def list_identities(self, folder: Path) -> list[str]:
+        """The folders of a split that holds one for each identity, named by its number; sorted."""
+        identities = []
+        for entry in self._list(folder):
+            name = entry.name
+            is_number = name.isascii() and name.isdigit() and len(name) <= _IDENTITY_DIGITS
+            if is_number and os.path.isdir(entry.path):
+                identities.append(name)
+            else:
+                self.note("unparsable", folder / name, "is not the folder of an identity, such as 0001")
+        return identities
+
+    def pair(
+        self,
+        folder: Path,
+        kinds: PerModality[str] | PerModality[str | None],
+        parse: Callable[[str], Labels | None],
+        example: str,
+        *,
+        masks: str = "",
+    ) -> list[ImageRecord]:
+        """The records of a folder with one folder per modality, in which a triple has one name.
+
+        Args:
+            folder: holds the folders.
+            kinds: their names; None for a modality that the data set does not have.
+            parse: from a file name to what it says, or None if that has another form.
+            example: a right file name, for messages.
+            masks: name of the folder of the masks, which need not exist. A mask is a .png of the same stem.
+
+        Returns:
+            sorted by name. Of a triple that is not whole, the missing files are among the problems.
+        """
+        folders = {m: folder / kind for m in Modality if (kind := kinds.of(m)) is not None}
+        found = {m: set(self.list_files(path)) for m, path in folders.items()}
+        names = sorted(set().union(*found.values()))
+        records = []
+        for name in names:
+            path = folders[next(m for m in found if name in found[m])] / name
+            labels = self.labels_of(path, parse, example)
+            if labels is None:
+                continue
+            # A folder without any file is one problem, already noted, not one for each name.
+            lacking = [folders[m].name for m in found if found[m] and name not in found[m]]
+            if lacking:
+                self.note("unpaired", path, f"has no partner in {' and '.join(lacking)}")
+            paths = PerModality(*(folders[m] / name if m in folders else None for m in Modality))
+            records.append(ImageRecord(paths, *labels))
+        if masks and os.path.isdir(folder / masks):
+            records = self._add_masks(records, folder / masks, names)
+        return records
+
+    def labels_of(self, path: Path, parse: Callable[[str], Labels | None], example: str) -> Labels | None:
+        """What the name of a file says; None, and a problem, if it says nothing."""
+        labels = parse(path.name)
+        if labels is None:
+            self.note("unparsable", path, f"is not named like {example}")
+        return labels
+
+    def _add_masks(
+        self, records: Sequence[ImageRecord], folder: Path, image_names: Sequence[str]
+    ) -> list[ImageRecord]:
+        masks = set(self.list_files(folder))
+        if masks:
+            for name in sorted({_mask_name(record.name) for record in records} - masks):
+                self.note("mask", folder / name, "is missing")
+            for name in sorted(masks - {_mask_name(name) for name in image_names}):
+                self.note("mask", folder / name, "belongs to no image")
+        return [replace(record, mask_path=folder / _mask_name(record.name)) for record in records]
+
+    def _list(self, folder: Path) -> list[os.DirEntry[str]]:
+        """What is in a folder without what file managers leave behind, sorted by name."""
+        try:
+            with os.scandir(folder) as scan:
+                entries = [e for e in scan if not e.name.startswith(".") and e.name != "Thumbs.db"]
+        except FileNotFoundError:
+            self.note("folder", folder, "is missing", "the folder ")
+            return []
+        except OSError as error:
+            self.note("folder", folder, f"cannot be read ({error.strerror})", "the folder ")
+            return []
+        if not entries:
+            self.note("folder", folder, "is empty", "the folder ")
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def to_splits(scan: Scan, layout: str) -> Splits:
+    """The records of a data set without problems, with training identities labelled from 0.
+
+    Labels follow the order of the identities on disk; test identities keep their numbers.
+
+    Args:
+        scan: of the data set.
+        layout: what the folder should hold, for the message.
+
+    Raises:
+        DatasetError: the scan has problems. One error for all of them.
+    """
+    if scan.problems:
+        raise DatasetError(_report(scan, layout))
+    train_ids = sorted({record.person_id for record in scan.train})
+    labels = {person_id: label for label, person_id in enumerate(train_ids)}
+    train = tuple(replace(record, person_id=labels[record.person_id]) for record in scan.train)
+    return Splits(train=train, query=scan.query, gallery=scan.gallery)
+
+
+def _report(scan: Scan, layout: str) -> str:
+    lines = [f"{len(scan.problems)} problem(s) with the data set in {on_one_line(scan.folder)}:"]
+    lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
+    if len(scan.problems) > _PROBLEMS_SHOWN:
+        lines.append(f"  and {len(scan.problems) - _PROBLEMS_SHOWN} more")
+    return "\n".join([*lines, layout])
+
+
+def _mask_name(image_name: str) -> str:
+    return f"{Path(image_name).stem}.png"

@@ -1,0 +1,69 @@
+"""MSVR310: folder layout → sorted records."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from datasets.dataset import Scan, Splits
+from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search, to_splits
+from structures import ImageRecord
+
+_EXAMPLE = "0002_s002_v0_000.jpg"
+_LAYOUT = (
+    "The folder should hold bounding_box_train/, query3/ and bounding_box_test/, training and test with "
+    "different identities. Each holds a folder such as 0002/ for every identity, with vis/, ni/ and th/ that "
+    f"hold images of the same names, such as {_EXAMPLE} (identity 2, scene 2, view 0)."
+)
+_IMAGE_NAME = re.compile(
+    rf"(?P<person>[0-9]{{4}})_s(?P<scene>[0-9]{{3}})_v(?P<view>[0-7])(?![0-9])\w*{IMAGE_ENDING}"
+)
+
+
+def read_msvr310(folder: Path) -> Splits:
+    """Read the records of MSVR310, or of any data set in its layout.
+
+    Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
+    the order of their numbers on disk; test identities keep those numbers. The eight views, from 0, are the
+    cameras.
+
+    Args:
+        folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
+
+    Raises:
+        DatasetError: `scan_msvr310` finds a problem. One error for all of them.
+    """
+    return to_splits(scan_msvr310(folder), _LAYOUT)
+
+
+def scan_msvr310(folder: Path) -> Scan:
+    """List the records of a folder in the layout of MSVR310, and all that is wrong with it.
+
+    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
+    files without a partner in another modality or in the folder of another identity, identities in training
+    and test. No file is opened.
+
+    Args:
+        folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
+    """
+    search = Search(folder)
+
+    def read_split(split: Path) -> list[ImageRecord]:
+        records = []
+        for identity in search.list_identities(split):
+            found = search.pair(split / identity, VIS_NI_TH, parse_name, _EXAMPLE)
+            for record in found:
+                if record.person_id != int(identity):
+                    search.note("identity", record.files[0], f"lies in the folder of identity {identity}")
+            records += found
+        return records
+
+    return search.scan(
+        read_split, train="bounding_box_train", query="query3", gallery="bounding_box_test", digits=4
+    )
+
+
+def parse_name(name: str) -> Labels | None:
+    """The identity, view and scene that a file name says, or None if that has another form."""
+    match = _IMAGE_NAME.fullmatch(name)
+    return Labels(int(match["person"]), int(match["view"]), int(match["scene"])) if match else None

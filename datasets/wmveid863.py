@@ -1,0 +1,74 @@
+"""WMVeID863: folder layout → sorted records."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+from datasets.dataset import Scan, Splits
+from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search, to_splits
+from structures import ImageRecord
+
+_EXAMPLE = "0001_v1_n0_000.jpg"
+_LAYOUT = (
+    "The folder should hold train/, query/ and test/, training and test with different identities. Each "
+    "holds a folder such as 0001/ for every identity, with vis/, ni/ and th/ that hold images of the same "
+    f"names. A name says the camera after v and the time of day after n, such as {_EXAMPLE} (camera 1, time "
+    "0)."
+)
+_IMAGE_NAME = re.compile(rf"[\w-]+{IMAGE_ENDING}")
+_NUMBER_AFTER = r"(?<![A-Za-z]){letter}([0-9]{{1,6}})(?![0-9])"  # no letter may stand before
+_CAMERA = re.compile(_NUMBER_AFTER.format(letter="v"))
+_TIME_OF_DAY = re.compile(_NUMBER_AFTER.format(letter="n"))
+
+
+def read_wmveid863(folder: Path) -> Splits:
+    """Read the records of WMVeID863, or of any data set in its layout.
+
+    Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
+    the order of their numbers on disk; test identities keep those numbers. Cameras keep their numbers. The
+    time of day is the scene.
+
+    Args:
+        folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
+
+    Raises:
+        DatasetError: `scan_wmveid863` finds a problem. One error for all of them.
+    """
+    return to_splits(scan_wmveid863(folder), _LAYOUT)
+
+
+def scan_wmveid863(folder: Path) -> Scan:
+    """List the records of a folder in the layout of WMVeID863, and all that is wrong with it.
+
+    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
+    files without a partner in another modality, identities in training and test. No file is opened.
+
+    Args:
+        folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
+    """
+    search = Search(folder)
+
+    def read_split(split: Path) -> list[ImageRecord]:
+        return [
+            record
+            for identity in search.list_identities(split)
+            for record in search.pair(
+                split / identity, VIS_NI_TH, partial(parse_name, person_id=int(identity)), _EXAMPLE
+            )
+        ]
+
+    return search.scan(read_split, train="train", query="query", gallery="test", digits=4)
+
+
+def parse_name(name: str, *, person_id: int) -> Labels | None:
+    """The camera and the time of day that a file name says, or None if that has another form.
+
+    Each is the first number after its letter; a letter before that one makes it part of a word. The
+    identity is known from the folder.
+    """
+    camera, time_of_day = _CAMERA.search(name), _TIME_OF_DAY.search(name)
+    if not _IMAGE_NAME.fullmatch(name) or camera is None or time_of_day is None:
+        return None
+    return Labels(person_id, int(camera[1]), int(time_of_day[1]))

@@ -1,0 +1,64 @@
+"""From the configuration to reports and what watches a run: the only file of this room that reads cfg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from yacs.config import CfgNode
+
+from reporting.report import About, ReportWriter
+from reporting.watch import SelectionWatch, read_triples, spread_evenly
+from structures import UserError
+
+NUM_WATCHED = 8
+
+
+def make_selection_watch(
+    cfg: CfgNode, model: nn.Module, test_loader: DataLoader[Any], device: torch.device
+) -> Callable[[], dict[str, Tensor]]:
+    """Draws, by name, which patches of a few test triples the model keeps; nothing without SDTPS."""
+    if not cfg.MODEL.USE_SDTPS:
+        return dict
+    rows = spread_evenly(len(test_loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
+    batch = read_triples(test_loader, rows).to(device)
+    return SelectionWatch(model, batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
+
+
+def make_report_writer(
+    cfg: CfgNode, folder: Path, camera_names: Sequence[str], commit: str, num_processes: int
+) -> ReportWriter:
+    """A writer for a report on the model and the data that `cfg` names.
+
+    Args:
+        cfg: a configuration.
+        folder: where the report will be.
+        camera_names: by camera id, as the data set names them.
+        commit: of this project.
+        num_processes: that evaluate; must be 1.
+    """
+    if num_processes > 1:
+        raise UserError("--report needs all test triples in one process; run test_net.py without torchrun")
+    about = About(
+        title=f"{_model_name(cfg)} on {cfg.DATASETS.NAMES}",
+        dataset=cfg.DATASETS.NAMES,
+        weights=cfg.TEST.WEIGHT,
+        config=cfg.dump(),
+        commit=commit,
+        camera_names=camera_names,
+        re_ranking=cfg.TEST.RE_RANKING == "yes",
+        mean=cfg.INPUT.PIXEL_MEAN,
+        std=cfg.INPUT.PIXEL_STD,
+    )
+    return ReportWriter(folder, about)
+
+
+def _model_name(cfg: CfgNode) -> str:
+    """The parts behind the backbone: DeMo is HDM with ATMoE."""
+    hdm = ("DeMo" if cfg.MODEL.ATM else "HDM") if cfg.MODEL.HDM else ""
+    sdtps = "SDTPS" if cfg.MODEL.USE_SDTPS else ""
+    return " + ".join(part for part in (hdm, sdtps) if part) or "Baseline"

@@ -1,0 +1,158 @@
+"""Evaluation results → a folder that opens in a browser, from disk and without internet.
+
+docs/report.md describes the files; reporting/page/ shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from evaluation.evaluator import RetrievalEvaluator
+from evaluation.selection import SelectionMetrics
+from reporting.folder import ReportFolder
+from reporting.summary import (
+    breakdown_data,
+    control_data,
+    cost_data,
+    feature_maps,
+    ranking_data,
+    result_data,
+    sample_data,
+    selection_data,
+    training_data,
+)
+from reporting.triples import describe_selections, make_strips, source_names, thumbnail_size
+from structures import ModalBatch, Modality, ModelOutput, RankingMetrics
+
+LIST_LENGTH = 20  # gallery triples shown for a query
+
+
+@dataclass(frozen=True)
+class About:
+    """What the report says of the model and of the data, besides the results.
+
+    Attributes:
+        title: of the page.
+        dataset: name of the data set.
+        weights: the checkpoint.
+        config: the configuration as YAML.
+        commit: of this project.
+        camera_names: by camera id, as the data set names them.
+        re_ranking: whether the rankings are re-ranked.
+        mean: of the normalisation of the images, one value per channel.
+        std: likewise.
+    """
+
+    title: str
+    dataset: str
+    weights: str
+    config: str
+    commit: str
+    camera_names: Sequence[str]
+    re_ranking: bool
+    mean: Sequence[float]
+    std: Sequence[float]
+
+
+class Result(Protocol):
+    """What the evaluation found under one setting."""
+
+    @property
+    def ranking(self) -> Mapping[int, RankingMetrics]:
+        """By return pattern."""
+
+    @property
+    def selection(self) -> SelectionMetrics | None:
+        """Kept-patch precision, where it is known."""
+
+
+class ReportWriter:
+    """Writes a report: `observe` each batch of the evaluation, then `finish`.
+
+    Nothing is visible under the final name before `finish`. An earlier report there is replaced.
+
+    Args:
+        folder: where the report will be.
+        about: the model and the data.
+    """
+
+    def __init__(self, folder: Path, about: About) -> None:
+        self.about = about
+        self._folder = ReportFolder(folder)
+        self._num_triples = 0
+        self._image_size = (0, 0)
+        self._grid: tuple[int, int] | None = None
+
+    def observe(self, batch: ModalBatch, outputs: Mapping[str, ModelOutput]) -> None:
+        """Write the thumbnails and the selections of a batch; batches come in the order of the test triples.
+
+        Args:
+            batch: complete, B triples.
+            outputs: by missing-modality setting.
+        """
+        first = self._num_triples
+        self._num_triples += len(batch)
+        self._image_size = thumbnail_size(*batch.images.rgb.shape[-2:])
+        for row, strip in enumerate(make_strips(batch.images, self.about.mean, self.about.std), first):
+            self._folder.write_image(row, strip)
+        selection = next(iter(outputs.values())).selection
+        if selection is not None:
+            self._grid = selection.grid
+            for row, content in enumerate(describe_selections(outputs, len(batch)), first):
+                self._folder.write_triple(row, content)
+
+    def finish(
+        self,
+        evaluators: Mapping[str, RetrievalEvaluator],
+        results: Mapping[str, Result],
+        *,
+        cost: Mapping[str, Any],
+        history: Mapping[str, Any],
+    ) -> Path:
+        """Write the rest and put the report into place.
+
+        Args:
+            evaluators: by missing-modality setting, after the evaluation. The first is shown first.
+            results: by the same settings.
+            cost: plain numbers, as in metrics.json.
+            history: `epochs` and `summary` of the metrics.json of training; empty if there is none.
+
+        Returns:
+            The page to open.
+        """
+        for setting, evaluator in tqdm(evaluators.items(), desc="report", unit="setting", leave=False):
+            for pattern, lists in evaluator.rank_lists(LIST_LENGTH).items():
+                content = ranking_data(results[setting].ranking[pattern], lists)
+                self._folder.write_data(f"ranking_{setting}_{pattern}", content)
+        first, main = next(iter(evaluators.items()))
+        selection = results[first].selection
+        summary = {
+            "title": self.about.title,
+            "dataset": self.about.dataset,
+            "weights": self.about.weights,
+            "config": self.about.config,
+            "re_ranking": self.about.re_ranking,
+            "protocol": main.protocol,
+            "created": datetime.now().strftime("%Y-%m-%d %H:%M"),
+            "commit": self.about.commit,
+            "modalities": [modality.value for modality in Modality],
+            "image": dict(zip(("height", "width"), self._image_size, strict=True)),
+            "grid": self._grid,
+            "sources": None if self._grid is None else source_names(),
+            **result_data({setting: result.ranking for setting, result in results.items()}),
+            "selection": None if selection is None else selection_data(selection),
+            **sample_data(main, self.about.camera_names),
+            "breakdown": breakdown_data(main, self.about.camera_names),
+            "feature_map": feature_maps(main),
+            "controls": control_data(history.get("summary", {})),
+            "training": training_data(history.get("epochs", [])),
+            "cost": cost_data(cost["parts"]),
+        }
+        self._folder.write_data("summary", summary)
+        return self._folder.publish()

@@ -1,0 +1,125 @@
+"""What the page of a report reads: plain data from the results of an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from evaluation.evaluator import RetrievalEvaluator
+from evaluation.rank_lists import RankLists
+from evaluation.selection import SelectionMetrics
+from reporting.feature_map import embed_in_plane
+from structures import MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
+
+
+def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Multiply-adds and parameters of each part, then of all."""
+
+    def cost_of(name: str) -> dict[str, Any]:
+        return {"gflops": parts[name]["gflops"], "params_m": parts[name]["parameters"] / 1e6}
+
+    listed = [{"name": name, **cost_of(name)} for name in parts if name != "total"]
+    return {"parts": listed, **cost_of("total")}
+
+
+def control_data(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The controls that training has scored."""
+    return [{"name": name, **_last_pattern(found)} for name, found in summary.items() if name != "last epoch"]
+
+
+def _last_pattern(found: Mapping[str, Any]) -> dict[str, Any]:
+    last = max(name for name in found if name.startswith("pattern_"))
+    return dict(found[last])
+
+
+def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Columns over the epochs; the scores are those of the last return pattern, None between evaluations."""
+    if not epochs:
+        return None
+    tests = [_last_pattern(epoch["test"]) if "test" in epoch else {} for epoch in epochs]
+    columns = {name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")}
+    return columns | {name: [test.get(name) for test in tests] for name in ("mAP", "rank_1")}
+
+
+def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str, Any]:
+    """Return patterns, settings, and the scores of each combination."""
+    first = next(iter(ranking.values()))
+    return {
+        "patterns": [{"id": pattern, "name": RETURN_PATTERNS[pattern]} for pattern in first],
+        "settings": [
+            {"id": setting, "missing": [m.value for m in MISSING_SETTINGS[setting]]} for setting in ranking
+        ],
+        "results": [
+            {"setting": setting, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
+            for setting, by_pattern in ranking.items()
+            for pattern, metrics in by_pattern.items()
+        ],
+    }
+
+
+def selection_data(selection: SelectionMetrics) -> dict[str, float]:
+    """Kept-patch precision in percent."""
+    precision = {m.value: 100 * selection.precision.of(m) for m in Modality}
+    return {**precision, "chance": 100 * selection.chance, "best_possible": 100 * selection.best}
+
+
+def sample_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -> dict[str, Any]:
+    """The labels of the test triples, and which of them are queries."""
+    samples = evaluator.collected()
+    return {
+        "triples": {
+            "names": list(samples.names),
+            "person": samples.person_ids.tolist(),
+            "camera": [camera_names[camera] for camera in samples.camera_ids.tolist()],
+            "scene": samples.scene_ids.tolist(),
+        },
+        "queries": evaluator.query_rows.tolist(),
+        "gallery_size": len(evaluator.gallery_rows),
+    }
+
+
+def breakdown_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -> dict[str, Any]:
+    """Scores by identity and by pair of cameras, of the last return pattern."""
+    content = evaluator.breakdown().as_dict()
+    pairs = [
+        {**pair, "query": camera_names[pair["query"]], "gallery": camera_names[pair["gallery"]]}
+        for pair in content["camera_pairs"]
+    ]
+    return {**content, "camera_pairs": pairs}
+
+
+def ranking_data(metrics: RankingMetrics, lists: RankLists) -> dict[str, Any]:
+    """One entry per query; the lists end where the gallery does."""
+    rows = [[row for row in places if row >= 0] for places in lists.places.tolist()]
+    distances = [
+        [round(distance, 4) for distance in nearest[: len(kept)]]
+        for nearest, kept in zip(lists.distances.tolist(), rows, strict=True)
+    ]
+    matches = zip(
+        lists.match_ranks.tolist(), lists.match_places.tolist(), lists.match_distances.tolist(), strict=True
+    )
+    return {
+        "ap": _percent(metrics.average_precisions),
+        "inp": _percent(metrics.inverse_negative_penalties),
+        "first": metrics.first_hits.tolist(),
+        "rows": rows,
+        "distances": distances,
+        "match": [[rank, row, round(distance, 4)] if rank else None for rank, row, distance in matches],
+    }
+
+
+def feature_maps(evaluator: RetrievalEvaluator) -> dict[str, Any]:
+    """By return pattern, one point per test triple."""
+    maps = {}
+    features = evaluator.compared_features()
+    for pattern, values in tqdm(features.items(), desc="feature maps", unit="map", leave=False):
+        points = np.round(embed_in_plane(values), 4)
+        maps[str(pattern)] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist()}
+    return maps
+
+
+def _percent(shares: np.ndarray) -> list[float]:
+    return np.round(100 * shares, 2).tolist()

@@ -1,0 +1,71 @@
+"""A few triples that stay the same while the model changes: what TensorBoard shows of the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from reporting.pictures import denormalise, veil_discarded
+from structures import ModalBatch, Modality, ModelOutput, Selection
+
+PICTURE_NAME = "selection/kept_patches"
+MAX_HEIGHT = 128  # of one image; an event file holds one picture per evaluation
+GAP = 4  # pixels between two images
+
+
+def spread_evenly(available: int, wanted: int) -> list[int]:
+    """Up to `wanted` places in [0, available), from the first to the last, each once."""
+    return np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(int)).tolist()
+
+
+def read_triples(loader: DataLoader[Any], rows: Sequence[int]) -> ModalBatch:
+    """The triples at some rows of the data set of a loader."""
+    batch: ModalBatch = loader.collate_fn([loader.dataset[row] for row in rows])
+    return batch
+
+
+class SelectionWatch:
+    """Draws which patches of a fixed batch a model keeps. The model stays as it is, and nothing is random.
+
+    Args:
+        model: makes a `ModelOutput` with a selection of a batch.
+        batch: on the model's device.
+        mean: of the normalisation of the images, one value per channel.
+        std: likewise.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: ModalBatch, *, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self._model = model
+        self._batch = batch
+        self._images = batch.images.map(lambda images: denormalise(images, mean, std))
+
+    @torch.no_grad()
+    def __call__(self) -> dict[str, Tensor]:
+        """The picture by its name, (3, H, W) in [0, 1]."""
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            output: ModelOutput = self._model(self._batch)
+        finally:
+            self._model.train(was_training)
+        assert output.selection is not None
+        return {PICTURE_NAME: self._draw(output.selection)}
+
+    def _draw(self, selection: Selection) -> Tensor:
+        """One row per modality, one column per triple."""
+        rows = []
+        for modality in Modality:
+            images = veil_discarded(self._images.of(modality), selection.kept.of(modality), selection.grid)
+            shrink = -(-images.shape[-2] // MAX_HEIGHT)
+            images = F.avg_pool2d(images, shrink) if shrink > 1 else images
+            images = F.pad(images, (0, GAP, 0, GAP), value=1.0)
+            rows.append(torch.cat(list(images), dim=2))  # (3, H', B * W')
+        return torch.cat(rows, dim=1)[:, :-GAP, :-GAP]

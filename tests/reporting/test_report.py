@@ -1,0 +1,275 @@
+"""The report folder, read as the page reads it. The page itself is tested in tests/browser/."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.evaluate import evaluate_settings
+from engine.results import EvaluationResult
+from evaluation.evaluator import RetrievalEvaluator
+from reporting.report import LIST_LENGTH, About, ReportWriter
+from structures import (
+    MISSING_SETTINGS,
+    HeadOutput,
+    ModalBatch,
+    Modality,
+    ModelOutput,
+    PerModality,
+    Selection,
+    UserError,
+)
+
+NUM_TRIPLES = 12
+GRID = (4, 2)
+ABOUT = About(
+    title="Toy on Nothing",
+    dataset="Nothing",
+    weights="w.pth",
+    config="A: 1\n",
+    commit="abc1234",
+    camera_names=("one", "two"),
+    re_ranking=False,
+    mean=(0.5, 0.5, 0.5),
+    std=(0.5, 0.5, 0.5),
+)
+COST = {
+    "parts": {
+        "backbone": {"parameters": 2_000_000, "trainable": 0, "gflops": 1.5},
+        "total": {"parameters": 2_000_000, "trainable": 0, "gflops": 1.5},
+    }
+}
+HISTORY = {
+    "epochs": [
+        {"epoch": 1, "loss": 2.0, "accuracy": 0.1},
+        {"epoch": 2, "loss": 1.0, "accuracy": 0.5, "test": {"pattern_1": {"mAP": 30.0, "rank_1": 40.0}}},
+    ],
+    "summary": {
+        "last epoch": {"pattern_1": {"mAP": 30.0}},
+        "untrained": {"pattern_1": {"mAP": 3.0, "rank_1": 4.0}, "samples": 12},
+    },
+}
+
+
+class SelectingModel:
+    """Two patterns, and a selection whose numbers are drawn at random but the same each time."""
+
+    def forward_settings(self, batch: ModalBatch, settings: dict[str, Any]) -> dict[str, ModelOutput]:
+        return {name: self._output(batch.without(missing)) for name, missing in settings.items()}
+
+    def _output(self, batch: ModalBatch) -> ModelOutput:
+        generator = torch.Generator().manual_seed(int(batch.person_ids.sum()))
+        features = torch.cat([image.mean(dim=(2, 3)) for image in batch.images], dim=1)
+        patches, count = GRID[0] * GRID[1], len(batch)
+        weights = torch.rand(count, 2, 3, generator=generator)
+        selection = Selection(
+            kept=PerModality.build(lambda m: torch.tensor([[0, 3, 5 + len(m.value) % 2]] * count)),
+            scores=PerModality.build(lambda _: 1.5 * torch.rand(count, patches, generator=generator)),
+            sources=PerModality.build(lambda _: torch.rand(count, 4, patches, generator=generator)),
+            weights=PerModality.build(lambda _: weights / weights.sum(dim=-1, keepdim=True)),
+            grid=GRID,
+        )
+        heads = [HeadOutput(name, features, f, f, fused) for name, f, fused in _heads(features)]
+        return ModelOutput(heads=tuple(heads), selection=selection)
+
+
+def _heads(features: torch.Tensor) -> list[tuple[str, torch.Tensor, bool]]:
+    return [("ori", features, False), ("sdtps", features.square(), True)]
+
+
+class Written:
+    """What went into a report, and what came out."""
+
+    def __init__(self, folder: Path, make_batch: Callable[..., ModalBatch], model: Any) -> None:
+        ids = [person for person in range(NUM_TRIPLES // 4) for _ in range(4)]
+        whole = make_batch(ids, size=(64, 32))
+        whole = replace(whole, names=('<b>"0".jpg', *whole.names[1:]))
+        self.batches = [_rows(whole, slice(0, 8)), _rows(whole, slice(8, None))]
+        rows = np.arange(NUM_TRIPLES)
+        self.evaluators = {
+            setting: RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
+            for setting in MISSING_SETTINGS
+        }
+        writer = ReportWriter(folder, ABOUT)
+        self.outputs: list[Any] = []
+
+        def observe(batch: ModalBatch, outputs: Any) -> None:
+            self.outputs.append(outputs)
+            writer.observe(batch, outputs)
+            self.seen_while_writing = sorted(path.name for path in folder.glob("*"))
+
+        self.results: dict[str, EvaluationResult] = evaluate_settings(
+            model,
+            loader=self.batches,
+            evaluators=self.evaluators,
+            device=torch.device("cpu"),
+            observe=observe,
+        )
+        self.page = writer.finish(
+            self.evaluators,
+            self.results,
+            cost=COST,
+            history=HISTORY,
+        )
+        self.folder = folder
+
+    def data(self, name: str) -> Any:
+        """The content of a data file, which must be one call of REPORT.receive with its own name."""
+        text = (self.folder / "data" / f"{name}.js").read_text("ascii")
+        match = re.fullmatch(r'REPORT\.receive\("([a-z_0-9]+)",(.*)\);\n', text)
+        assert match is not None
+        assert match[1] == name.replace("triples/", "triple_")
+
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is not JSON")
+
+        return json.loads(match[2], parse_constant=refuse)
+
+
+def _rows(batch: ModalBatch, rows: slice) -> ModalBatch:
+    return ModalBatch(
+        batch.images.map(lambda image: image[rows]),
+        batch.person_ids[rows],
+        batch.camera_ids[rows],
+        batch.scene_ids[rows],
+        batch.names[rows],
+    )
+
+
+@pytest.fixture
+def written(tmp_path: Path, make_batch: Callable[..., ModalBatch]) -> Written:
+    return Written(tmp_path / "report", make_batch, SelectingModel())
+
+
+def test_the_folder_is_complete(written: Written) -> None:
+    assert not written.seen_while_writing
+    assert written.page == written.folder / "index.html"
+    assert written.page.is_file()
+    assert sorted(p.name for p in (written.folder / "images").iterdir()) == sorted(
+        f"{row}.jpg" for row in range(NUM_TRIPLES)
+    )
+    names = {p.stem for p in (written.folder / "data").glob("*.js")}
+    rankings = {f"ranking_{setting}_{pattern}" for setting in MISSING_SETTINGS for pattern in (1, 2, 3)}
+    assert names == {"summary", *rankings}
+    assert not list(written.folder.parent.glob(".*"))
+    page = written.page.read_text()
+    for source in re.findall(r'(?:src|href)="([^"#]+)"', page):
+        assert source.startswith("data:") or (written.folder / source).is_file(), source
+    assert "://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_summary(written: Written) -> None:
+    summary = written.data("summary")
+    assert summary["title"] == "Toy on Nothing"
+    assert (summary["commit"], summary["protocol"]) == ("abc1234", "camera")
+    assert summary["image"] == {"height": 64, "width": 32}
+    assert summary["grid"] == [4, 2]
+    assert summary["sources"]["NI"] == ["learned", "own: NI", "RGB", "TI"]
+    assert [pattern["name"] for pattern in summary["patterns"]] == ["original", "fused", "original + fused"]
+    assert summary["settings"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
+    assert summary["triples"]["names"][0] == '<b>"0".jpg'
+    assert summary["triples"]["camera"][:3] == ["one", "two", "one"]
+    assert summary["queries"] == list(range(NUM_TRIPLES))
+    assert summary["training"]["mAP"] == [None, 30.0]
+    assert summary["controls"] == [{"name": "untrained", "mAP": 3.0, "rank_1": 4.0}]
+    assert summary["cost"]["parts"] == [{"name": "backbone", "gflops": 1.5, "params_m": 2.0}]
+    pairs = {(pair["query"], pair["gallery"]) for pair in summary["breakdown"]["camera_pairs"]}
+    assert pairs == {("one", "two"), ("two", "one")}
+    assert all(len(points["x"]) == NUM_TRIPLES for points in summary["feature_map"].values())
+    assert len(summary["results"]) == 21
+    for row in summary["results"]:
+        metrics = written.results[row["setting"]].ranking[row["pattern"]]
+        assert row["mAP"] == pytest.approx(100 * metrics.mean_ap)
+        assert row["cmc"][0] == pytest.approx(row["rank_1"], abs=0.01)
+
+
+def test_the_lists_are_the_rankings(written: Written) -> None:
+    for setting, pattern in (("complete", 3), ("nt", 1)):
+        content = written.data(f"ranking_{setting}_{pattern}")
+        features = torch.nn.functional.normalize(
+            written.evaluators[setting].collected().features[pattern], dim=1
+        ).double()
+        distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").numpy()
+        samples = written.evaluators[setting].collected()
+        for query in range(NUM_TRIPLES):
+            same = (samples.person_ids == samples.person_ids[query]) & (
+                samples.camera_ids == samples.camera_ids[query]
+            )
+            order = [row for row in np.argsort(distances[query], kind="stable") if not same[row]]
+            assert content["rows"][query] == order[:LIST_LENGTH]
+            assert content["distances"][query] == pytest.approx(distances[query][order], abs=1e-4)
+            right = (samples.person_ids[order] == samples.person_ids[query]).tolist()
+            first = right.index(True)
+            assert content["first"][query] == first + 1
+            assert content["match"][query][:2] == [first + 1, order[first]]
+        metrics = written.results[setting].ranking[pattern]
+        assert np.mean(content["ap"]) == pytest.approx(100 * metrics.mean_ap, abs=0.01)
+        assert np.mean(content["inp"]) == pytest.approx(100 * metrics.mean_inp, abs=0.01)
+
+
+def test_the_selections(written: Written) -> None:
+    row, in_batch = 9, 1  # the second of the second batch
+    content = written.data(f"triples/{row}")
+    assert list(content) == list(MISSING_SETTINGS)
+    for setting in ("complete", "n"):
+        selection = written.outputs[1][setting].selection
+        for modality in Modality:
+            image = content[setting][modality.value]
+            assert image["kept"] == selection.kept.of(modality)[in_batch].tolist()
+            scores = np.frombuffer(base64.b64decode(image["scores"]), np.uint8).reshape(5, 8) / 255
+            total = selection.scores.of(modality)[in_batch].numpy()
+            np.testing.assert_allclose(scores[0] * image["score_max"], total, atol=1.5 / 255)
+            np.testing.assert_allclose(scores[1:], selection.sources.of(modality)[in_batch], atol=1 / 255)
+            weights = np.frombuffer(base64.b64decode(image["weights"]), np.uint8).reshape(image["tokens"], 3)
+            np.testing.assert_allclose(
+                weights / 255 * image["weight_max"],
+                selection.weights.of(modality)[in_batch],
+                atol=1 / 255,
+            )
+
+
+def test_an_earlier_report_is_replaced_and_other_folders_are_not(
+    tmp_path: Path, make_batch: Callable[..., ModalBatch]
+) -> None:
+    folder = tmp_path / "report"
+    Written(folder, make_batch, SelectingModel())
+    (folder / "from_before.txt").write_text("")
+    again = Written(folder, make_batch, SelectingModel())
+    assert "from_before.txt" in again.seen_while_writing  # it stays until the new one is complete
+    assert not (folder / "from_before.txt").exists()
+
+    mine = tmp_path / "thesis"
+    mine.mkdir()
+    (mine / "chapter.txt").write_text("irreplaceable")
+    with pytest.raises(UserError, match="thesis exists and is not a report"):
+        ReportWriter(mine, ABOUT)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="not a report"):
+        ReportWriter(tmp_path / "file", ABOUT)
+    with pytest.raises(UserError, match="cannot be written"):
+        ReportWriter(tmp_path / "file" / "below", ABOUT)
+
+
+class PlainModel(SelectingModel):
+    """One pattern and no selection."""
+
+    def _output(self, batch: ModalBatch) -> ModelOutput:
+        whole = super()._output(batch)
+        return ModelOutput(heads=whole.heads[:1])
+
+
+def test_a_model_without_selection(tmp_path: Path, make_batch: Callable[..., ModalBatch]) -> None:
+    written = Written(tmp_path / "report", make_batch, PlainModel())
+    summary = written.data("summary")
+    assert summary["grid"] is summary["sources"] is None
+    assert [pattern["id"] for pattern in summary["patterns"]] == [1]
+    assert not list((written.folder / "data" / "triples").iterdir())

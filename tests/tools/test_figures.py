@@ -1,0 +1,174 @@
+"""Figures for papers, from the command line to the files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import train_net as train_entry
+from config import ConfigError
+from conftest import SMALL_MODEL
+from datasets.dataset import DatasetError
+from modeling.checkpoint_file import WeightsError
+from reporting.figures import RankCell
+from reporting.pictures import Maps
+from structures import ImageRecord, PerModality, UserError
+from tools import figures
+from tools.figures import choose_pattern, find_queries, main, parse_arguments
+
+FILES = {f"{kind}.{ending}" for kind in ("ranks", "selection", "attention") for ending in ("pdf", "png")}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    quick = ["TEST.CONTROLS", "False", "SOLVER.EVAL_PERIOD", "2", "OUTPUT_DIR", str(folder)]
+    train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *quick])
+    return folder
+
+
+def draw(run: Path, output: Path, *more: str) -> set[str]:
+    arguments = ["--config_file", str(run / "config.yml"), "--weights", str(run / "best.pth")]
+    main([*arguments, "--output", str(output), *more])
+    return {path.name for path in output.iterdir()}
+
+
+def test_all_figures_are_written_and_named_in_the_log(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert draw(run, tmp_path / "figures", "--count", "2", "--top", "3") == FILES
+    log = capsys.readouterr().out
+    for name in FILES:
+        assert str(tmp_path / "figures" / name) in log
+    assert "query 000009_cam1_0_00.jpg: AP" in log
+    assert "glyph" not in log  # matplotlib's font library talks a lot
+
+
+def test_lists_show_the_nearest_triples_and_mark_the_right_ones(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gallery without the query's own camera, nearest first; the last query of the miniature."""
+    drawn: list[list[RankCell]] = []
+    original = figures.draw_ranks
+
+    def keep(lists: list[list[RankCell]], *, width: float) -> Figure:
+        drawn.extend(lists)
+        return original(lists, width=width)
+
+    monkeypatch.setattr(figures, "draw_ranks", keep)
+    assert draw(run, tmp_path, "--kind", "ranks", "--queries", "15", "--top", "20") == {
+        "ranks.pdf",
+        "ranks.png",
+    }
+    (cells,) = drawn
+    query, found = cells[0], cells[1:]
+    assert (query.caption, query.is_right) == ("id 12", None)
+    assert len(found) == 14  # 16 triples, two of them of the same identity and camera
+    assert sum(bool(cell.is_right) for cell in found) == 2
+    distances = []
+    for cell in found:
+        person, distance = cell.caption.removeprefix("id ").split(" · ")
+        assert cell.is_right == (person == "12")
+        distances.append(float(distance))
+    assert distances == sorted(distances)
+    assert query.pictures.shape == (3, 128, 64, 3)
+    assert 0 <= query.pictures.min() < query.pictures.max() <= 1
+
+
+def test_missing_modalities_are_of_one_colour(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[np.ndarray] = []
+    original = figures.draw_maps
+
+    def keep(maps: Maps, names: list[str], *, width: float) -> Figure:
+        drawn.append(maps.pictures)
+        return original(maps, names, width=width)
+
+    monkeypatch.setattr(figures, "draw_maps", keep)
+    draw(run, tmp_path, "--kind", "selection", "attention", "TEST.MISS", "nt")
+    assert len(drawn) == 2
+    for pictures in drawn:
+        assert pictures[:, 0, 0].std() > 0.05
+        assert pictures[:, 1:, 0].std() == 0
+
+
+def test_the_hardest_queries_come_first(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw(run, tmp_path, "--kind", "ranks", "--hardest", "--count", "16", "--pattern", "1")
+    lines = [line for line in capsys.readouterr().out.splitlines() if " query 0" in line]
+    precisions = [float(line.split("AP ")[1].split()[0]) for line in lines]
+    assert len(precisions) == 16
+    assert precisions == sorted(precisions)
+    assert "return pattern 1" in lines[0]
+
+
+def test_a_model_without_selection_has_the_other_figures(
+    run: Path, tmp_path: Path, mini_settings: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = ["MODEL.USE_SDTPS", "False", "--allow_partial"]
+    with pytest.raises(ConfigError, match=r"--kind selection.*MODEL\.USE_SDTPS"):
+        draw(run, tmp_path, *plain, "--kind", "selection")
+    with pytest.raises(UserError, match="--pattern 2 is not one of the model's return patterns, 1"):
+        draw(run, tmp_path, *plain, "--pattern", "2")
+    written = draw(run, tmp_path, *plain, "--count", "1", "--top", "2")
+    assert written == {name for name in FILES if "selection" not in name}
+    assert "no selection maps" in capsys.readouterr().out
+
+
+def records(*names: str) -> list[ImageRecord]:
+    return [ImageRecord(PerModality(Path(name), Path(name), Path(name)), 0, 0) for name in names]
+
+
+def test_queries_are_found_by_name_stem_and_row() -> None:
+    triples = records("a_1.jpg", "a_2.jpg", "7.jpg", "b.png")
+    queries = np.array([3, 1, 2])  # row 0 is in the gallery alone
+    assert find_queries(["a_2.jpg", "b", "2", "7", "3"], triples, queries) == [1, 0, 2, 2, 0]
+    assert find_queries([], triples, queries) == []
+    with pytest.raises(UserError, match=r"no query is called 'a_3\.jpg'; nearest are a_2\.jpg"):
+        find_queries(["a_3.jpg"], triples, queries)
+    with pytest.raises(UserError, match=r"no query is called '0'.*rows go from 0 to 3"):
+        find_queries(["0"], triples, queries)
+
+
+def test_the_last_return_pattern_is_the_default() -> None:
+    assert choose_pattern(None, [1, 2, 3]) == 3
+    assert choose_pattern(2, [1, 2, 3]) == 2
+
+
+def test_settings_may_follow_a_list() -> None:
+    args = parse_arguments(["A.B", "c", "--kind", "ranks", "attention", "TEST.MISS", "t", "SOLVER.SEED", "3"])
+    assert args.kind == ["ranks", "attention"]
+    assert args.settings == ["TEST.MISS", "t", "SOLVER.SEED", "3", "A.B", "c"]
+    args = parse_arguments(["--queries", "TEST.jpg", "5", "--top", "3", "OUTPUT_DIR", "x"])
+    assert (args.queries, args.settings, args.top) == (["TEST.jpg", "5"], ["OUTPUT_DIR", "x"], 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kind", "rank"], "--kind rank is unknown; choose from ranks, selection, attention"),
+        (["--count", "0"], "--count must be 1 or more, not 0"),
+        (["--top", "-2"], "--top must be 1 or more, not -2"),
+        (["--width", "0.1"], "--width must be from 2 to 30 inches, not 0.1"),
+        (["--width", "nan"], "--width must be from 2 to 30 inches, not nan"),
+        (["--queries", "1", "--hardest"], "--queries and --hardest contradict each other"),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_arguments(arguments)
+
+
+def test_files_that_are_missing_are_named(run: Path, tmp_path: Path) -> None:
+    config = ["--config_file", str(run / "config.yml")]
+    with pytest.raises(ConfigError, match="--weights"):
+        main(config)
+    with pytest.raises(WeightsError, match=r"nowhere\.pth"):
+        main([*config, "--weights", str(tmp_path / "nowhere.pth")])
+    with pytest.raises(DatasetError, match="no folder"):
+        main([*config, "--weights", "w.pth", "DATASETS.ROOT_DIR", str(tmp_path)])
+    with pytest.raises(UserError, match=r"'000009_cam1'; nearest are .*000009_cam1_0_00\.jpg"):
+        draw(run, tmp_path, "--queries", "000009_cam1")

@@ -1,0 +1,237 @@
+"""Draw figures for a paper: `python -m tools.figures --config_file F --weights W [KEY VALUE …]`.
+
+Ranked lists, selection maps (with SDTPS) and attention maps of some queries, each as PDF and PNG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from yacs.config import CfgNode
+
+from config import ConfigError, get_cfg, load_config
+from datasets.build import DataBundle, build_data
+from datasets.dataset import MultiModalDataset
+from engine.arguments import add_config_arguments, add_weight_arguments
+from engine.build import make_device, make_evaluation, missing_modalities
+from engine.setup import run_command, setup_log
+from evaluation.build import make_evaluator
+from modeling.attention import attention_rollout
+from modeling.make_model import make_model
+from modeling.weights import load_model
+from reporting.figures import RankCell, draw_maps, draw_ranks
+from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
+from reporting.plane import save_figure
+from reporting.watch import read_triples, spread_evenly
+from structures import ImageRecord, ModalBatch, PerModality, UserError
+
+logger = logging.getLogger(__name__)
+
+KINDS = ("ranks", "selection", "attention")
+WIDTHS = (2.0, 30.0)  # inches
+
+
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; `settings` includes those that follow a list."""
+    parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
+    add_config_arguments(parser, default="the defaults alone")
+    add_weight_arguments(parser)
+    parser.add_argument("--weights", metavar="FILE", help="the checkpoint, in place of TEST.WEIGHT")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("figures"), help="folder to write into (figures)"
+    )
+    parser.add_argument(
+        "--kind", nargs="+", metavar="KIND", help=f"some of {', '.join(KINDS)} (all that the model has)"
+    )
+    parser.add_argument(
+        "--queries", nargs="+", metavar="QUERY", help="file names, or rows of the test triples, from 0"
+    )
+    parser.add_argument("--count", type=int, default=4, help="number of queries, evenly spread (4)")
+    parser.add_argument("--hardest", action="store_true", help="the queries with the lowest AP instead")
+    parser.add_argument("--top", type=int, default=10, help="gallery triples in a ranked list (10)")
+    parser.add_argument("--pattern", type=int, help="return pattern of the ranked lists (the model's last)")
+    parser.add_argument("--width", type=float, default=7.0, help="of the figures, in inches (7)")
+    args = parser.parse_intermixed_args(argv)
+    for option in ("kind", "queries"):
+        words = getattr(args, option) or []
+        place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
+        setattr(args, option, words[:place])
+        args.settings = [*words[place:], *args.settings]
+    _check(args)
+    return args
+
+
+def _is_key(word: str) -> bool:
+    """Whether a word begins the settings: argparse gives a list all that follows it."""
+    section, _, key = word.partition(".")
+    return word == "OUTPUT_DIR" or (key.isupper() and section in get_cfg())
+
+
+def _check(args: argparse.Namespace) -> None:
+    if wrong := [kind for kind in args.kind if kind not in KINDS]:
+        raise UserError(f"--kind {wrong[0]} is unknown; choose from {', '.join(KINDS)}")
+    for option in ("count", "top"):
+        if getattr(args, option) < 1:
+            raise UserError(f"--{option} must be 1 or more, not {getattr(args, option)}")
+    if not WIDTHS[0] <= args.width <= WIDTHS[1]:
+        raise UserError(f"--width must be from {WIDTHS[0]:g} to {WIDTHS[1]:g} inches, not {args.width:g}")
+    if args.queries and args.hardest:
+        raise UserError("--queries and --hardest contradict each other; give one of them")
+
+
+def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_rows: np.ndarray) -> list[int]:
+    """The places of the wanted queries among all queries.
+
+    Args:
+        wanted: file names, with or without ending, or rows.
+        records: all test triples, by row.
+        query_rows: the row of each query.
+    """
+    place_of = {str(row): place for place, row in enumerate(query_rows)}
+    for place, row in enumerate(query_rows):  # a name is never taken for a row
+        name = records[row].name
+        place_of |= {name: place, Path(name).stem: place}
+    for word in wanted:
+        if word not in place_of:
+            names = [records[row].name for row in query_rows]
+            near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
+            raise UserError(
+                f"no query is called {word!r}; nearest are {near} (rows go from 0 to {len(records) - 1})"
+            )
+    return [place_of[word] for word in wanted]
+
+
+def choose_kinds(wanted: Sequence[str], has_selection: bool) -> list[str]:
+    """The figures to draw."""
+    if "selection" in wanted and not has_selection:
+        raise ConfigError("--kind selection: a model without MODEL.USE_SDTPS selects no patches")
+    if not wanted and not has_selection:
+        logger.info("no selection maps: the model has no SDTPS")
+    return [kind for kind in KINDS if kind in (wanted or KINDS) and (has_selection or kind != "selection")]
+
+
+class TestTriples:
+    """The test triples by row, as the model sees them and as pictures.
+
+    Args:
+        cfg: a configuration.
+        data: its data.
+        device: of the model.
+    """
+
+    def __init__(self, cfg: CfgNode, data: DataBundle, device: torch.device) -> None:
+        dataset = data.test_loader.dataset
+        assert isinstance(dataset, MultiModalDataset)
+        self.records = dataset.records
+        self._loader = data.test_loader
+        self._device = device
+        self._missing = missing_modalities(cfg)
+        self._normalisation = cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
+
+    def batch(self, rows: Sequence[int]) -> ModalBatch:
+        """The triples at these rows; missing modalities are zeros."""
+        return read_triples(self._loader, rows).to(self._device).without(self._missing)
+
+    def images(self, batch: ModalBatch) -> PerModality[Tensor]:
+        """The images of a batch before normalisation, each (B, 3, H, W); missing ones are of one colour."""
+        return batch.images.map(lambda images: denormalise(images, *self._normalisation))
+
+    def pictures(self, rows: Sequence[int]) -> np.ndarray:
+        """(number of rows, 3 modalities, H, W, 3)."""
+        images = torch.stack(self.images(self.batch(rows)), dim=1)
+        return images.permute(0, 1, 3, 4, 2).numpy()
+
+
+def rank_cells(
+    triples: TestTriples, query_row: int, rows: np.ndarray, distances: np.ndarray
+) -> list[RankCell]:
+    """One ranked list with its query in front.
+
+    Args:
+        triples: the test triples.
+        query_row: the query.
+        rows: (top,) the nearest triples, -1 where there are no more.
+        distances: (top,).
+    """
+    found = rows[rows >= 0].tolist()
+    ids = [triples.records[row].person_id for row in (query_row, *found)]
+    query, *others = triples.pictures([query_row, *found])
+    return [
+        RankCell(query, f"id {ids[0]}"),
+        *(
+            RankCell(pictures, f"id {person} · {distance:.2f}", is_right=person == ids[0])
+            for pictures, person, distance in zip(others, ids[1:], distances, strict=False)
+        ),
+    ]
+
+
+def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
+    """The return pattern to rank by: the wanted one, or the last."""
+    if wanted is not None and wanted not in available:
+        known = ", ".join(map(str, available))
+        raise UserError(f"--pattern {wanted} is not one of the model's return patterns, {known}")
+    return max(available) if wanted is None else wanted
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the configuration and the weights, choose the queries, and draw."""
+    args = parse_arguments(argv)
+    weights = ["TEST.WEIGHT", args.weights] if args.weights else []
+    cfg = load_config(args.config_file, [*args.settings, *weights])
+    if not cfg.TEST.WEIGHT:
+        raise ConfigError("there is nothing to draw without weights; add --weights runs/…/best.pth")
+    setup_log()
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
+    kinds = choose_kinds(args.kind, cfg.MODEL.USE_SDTPS)
+    device = make_device(cfg)
+    data = build_data(cfg)
+    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+    load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
+    model.to(device).eval()
+    triples = TestTriples(cfg, data, device)
+    chosen = find_queries(args.queries, triples.records, data.query_rows)
+    chosen = chosen or spread_evenly(len(data.query_rows), args.count)
+
+    figures: dict[str, Figure] = {}
+    if "ranks" in kinds or args.hardest:
+        evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
+        ranking = make_evaluation(cfg, data.test_loader, evaluator, device)(model).ranking
+        pattern = choose_pattern(args.pattern, list(ranking))
+        precisions = ranking[pattern].average_precisions
+        if args.hardest:
+            chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a right match, comes last
+        for query in chosen:
+            name = triples.records[data.query_rows[query]].name
+            logger.info("query %s: AP %.1f (return pattern %d)", name, 100 * precisions[query], pattern)
+    rows = data.query_rows[chosen].tolist()
+    if "ranks" in kinds:
+        lists = evaluator.rank_lists(args.top)[pattern]
+        nearest = zip(rows, lists.places[chosen], lists.distances[chosen], strict=True)
+        figures["ranks"] = draw_ranks([rank_cells(triples, *found) for found in nearest], width=args.width)
+
+    batch = triples.batch(rows)
+    images, names = triples.images(batch), [Path(name).stem for name in batch.names]
+    maps: dict[str, Maps] = {}
+    if "selection" in kinds:
+        with torch.no_grad():
+            selection = model(batch).selection
+        assert selection is not None
+        maps["selection"] = selection_maps(images, selection)
+    if "attention" in kinds:
+        maps["attention"] = attention_maps(images, attention_rollout(model, batch), model.backbone.grid)
+    figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
+
+    for kind, figure in figures.items():
+        logger.info("wrote %s", " and ".join(map(str, save_figure(figure, args.output, kind))))
+
+
+if __name__ == "__main__":
+    run_command(main)
