@@ -293,10 +293,9 @@ class TokenAggregation(nn.Module):
         """
         return mask_logits(self.logits(tokens), decision).softmax(dim=-1)
 
-    def forward(self, tokens: Tensor, decision: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, K, C) tokens and (B, K) decision -> (B, A, C) tokens and their (B, A, K) weights."""
-        weights = self.weights(tokens, decision)
-        return weights.to(tokens.dtype) @ tokens, weights
+    def forward(self, tokens: Tensor, decision: Tensor) -> Tensor:
+        """(B, K, C) tokens and (B, K) decision -> (B, A, C)."""
+        return self.weights(tokens, decision).to(tokens.dtype) @ tokens
 
 
 class MultiModalSDTPS(nn.Module):
@@ -351,7 +350,8 @@ class MultiModalSDTPS(nn.Module):
             others = [guide for other, guide in enumerate(guides) if other != index]
             sparse: SparseTokens = select(patches[index], guides[index], others)
             decision = sparse.decision.gather(1, sparse.kept)  # (B, K)
-            aggregated, weights = aggregate(sparse.selected, decision)
+            weights = aggregate.weights(sparse.selected, decision)
+            aggregated = weights.to(sparse.selected.dtype) @ sparse.selected
             # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.
             tokens = torch.cat([aggregated, sparse.extra], dim=1)
             results.append(
