@@ -1,0 +1,101 @@
+"use strict";
+
+/**
+ * What the report is made of: `summary` at once, rankings and patch data by script tags when they are needed.
+ * Scripts, not fetch: a page opened from disk may not fetch.
+ */
+(function () {
+  /** How many files of each kind are kept; the least recently used go first. */
+  const CAPACITY = { ranking: 8, triple: 160 };
+  const PATHS = { ranking: (key) => `data/ranking_${key}.js`, triple: (key) => `data/triples/${key}.js` };
+  const NEEDED = ["title", "modalities", "image", "patterns", "settings", "results", "triples", "queries"];
+
+  const arrived = new Map(); // name → data, between the run of a data script and its load event
+  /** Key → {promise, data, error}, least recently used first. */
+  const kept = { ranking: new Map(), triple: new Map() };
+
+  /** Called by the data files. */
+  function receive(name, data) {
+    if (name === "summary") REPORT.summary = data;
+    else arrived.set(name, data);
+  }
+
+  /** Why the summary cannot be shown, or null. */
+  function summaryProblem() {
+    const { summary } = REPORT;
+    if (!summary) {
+      return (
+        "data/summary.js is missing or broken. Keep index.html, assets, data and images in one folder," +
+        " and write the report again if a file is damaged."
+      );
+    }
+    const absent = NEEDED.filter((key) => summary[key] === undefined || summary[key] === null);
+    return absent.length ? `data/summary.js lacks: ${absent.join(", ")}. Write the report again.` : null;
+  }
+
+  function runScript(kind, key) {
+    const path = PATHS[kind](key);
+    const name = `${kind}_${key}`;
+    return new Promise((resolve, reject) => {
+      const script = document.createElement("script");
+      const finish = (settle) => {
+        script.remove();
+        settle();
+      };
+      script.onload = () =>
+        finish(() => {
+          if (!arrived.has(name)) return reject(new Error(`${path} is broken`));
+          resolve(arrived.get(name));
+          arrived.delete(name);
+        });
+      script.onerror = () => finish(() => reject(new Error(`${path} is missing`)));
+      script.src = path;
+      document.head.append(script);
+    });
+  }
+
+  function startLoading(kind, key) {
+    const entry = { data: null, error: null };
+    entry.promise = runScript(kind, key).then(
+      (data) => (entry.data = data),
+      (error) => {
+        entry.error = error;
+        throw error;
+      },
+    );
+    kept[kind].set(key, entry);
+    if (kept[kind].size > CAPACITY[kind]) kept[kind].delete(kept[kind].keys().next().value);
+    return entry;
+  }
+
+  /** The entry of a file, which becomes the most recently used one. */
+  function touch(kind, key) {
+    const entry = kept[kind].get(key);
+    if (entry) {
+      kept[kind].delete(key);
+      kept[kind].set(key, entry);
+    }
+    return entry;
+  }
+
+  /** The data of one file, as a promise. A file that failed stays failed until it is forgotten. */
+  const load = (kind, key) => (touch(kind, key) || startLoading(kind, key)).promise;
+
+  /** The data of one file if it is here: {data, error}, both null while it is not. */
+  const peek = (kind, key) => touch(kind, key) || { data: null, error: null };
+
+  /** Lets a file be asked for again. */
+  const forget = (kind, key) => kept[kind].delete(key);
+
+  /** The key of the ranking that the state asks for. */
+  const rankingKey = ({ setting, pattern }) => `${setting}_${pattern}`;
+
+  /** Bytes of a base64 text. */
+  function bytes(text) {
+    const binary = atob(text);
+    return Uint8Array.from(binary, (letter) => letter.charCodeAt(0));
+  }
+
+  REPORT.receive = receive;
+  REPORT.data = { load, peek, forget, rankingKey, bytes, summaryProblem, kept, CAPACITY };
+})();

@@ -1,0 +1,90 @@
+"use strict";
+
+/** Numbers and names as the page shows them. */
+(function () {
+  const NONE = "–";
+  const SMALLEST = 0.0001;
+  const MINUS = "−";
+  const PROTOCOLS = {
+    camera: "gallery images of the same person and camera as the query are left out",
+    scene: "gallery images of the same person and scene as the query are left out",
+    none: "no gallery image is left out",
+  };
+
+  const naturalOrder = new Intl.Collator("en", { numeric: true });
+
+  const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+
+  /** 81.34 → "81.3"; no value → "–". */
+  const fixed = (value, digits = 1) => (isNumber(value) ? value.toFixed(digits).replace("-", MINUS) : NONE);
+
+  /** A difference with its sign: "+1.2", "−9.3", "0.0". */
+  function signed(value) {
+    if (!isNumber(value)) return NONE;
+    return value > 0.05 ? `+${fixed(value)}` : fixed(Math.abs(value) <= 0.05 ? 0 : value);
+  }
+
+  /** Small and large numbers in about three digits. */
+  function compact(value) {
+    if (!isNumber(value)) return NONE;
+    const size = Math.abs(value);
+    if (size > 0 && size < SMALLEST) return `< ${SMALLEST}`;
+    return fixed(value, size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 || size === 0 ? 2 : 4);
+  }
+
+  const count = (number, one, many = `${one}s`) =>
+    `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+
+  const settingName = (setting) =>
+    setting.missing.length ? `without ${setting.missing.join(", ")}` : "complete";
+
+  function protocolSentence({ protocol, re_ranking: reRanking, gallery_size: gallery, queries }) {
+    const rule = PROTOCOLS[protocol] || String(protocol);
+    const size = gallery
+      ? `${count(queries.length, "query", "queries")} against ${gallery.toLocaleString("en")}; `
+      : "";
+    return `${size}${rule}${reRanking ? "; k-reciprocal re-ranking" : ""}`;
+  }
+
+  /** Numbers by size, anything else by its letters, with "cam 10" after "cam 2". */
+  function compareValues(a, b) {
+    if (typeof a === "number" && typeof b === "number") return a - b;
+    return naturalOrder.compare(String(a), String(b));
+  }
+
+  /** "cam 2" for a number; a name stays as it is. */
+  const cameraName = (camera) => (/^\d/.test(String(camera)) ? `cam ${camera}` : String(camera));
+
+  /** The camera, and the scene where the protocol goes by scenes. */
+  function place(row) {
+    const { triples, protocol } = REPORT.summary;
+    const camera = cameraName(triples.camera[row]);
+    return protocol === "scene" ? `${camera} · scene ${triples.scene[row]}` : camera;
+  }
+
+  /** The same for narrow captions. */
+  function shortPlace(row) {
+    const { triples, protocol } = REPORT.summary;
+    return protocol === "scene"
+      ? `${cameraName(triples.camera[row]).replace("cam ", "c")} · s${triples.scene[row]}`
+      : place(row);
+  }
+
+  const person = (row) => REPORT.summary.triples.person[row];
+
+  REPORT.words = {
+    NONE,
+    fixed,
+    signed,
+    compact,
+    count,
+    settingName,
+    protocolSentence,
+    cameraName,
+    place,
+    shortPlace,
+    person,
+    isNumber,
+    compareValues,
+  };
+})();

@@ -1,0 +1,84 @@
+"""The overview, the header and what goes on paper."""
+
+import pytest
+from browser_page import find, numbers, open_report, resize, state_of, texts
+from made_up_report import SETTINGS, MadeUpReport
+from report_steps import shown_query
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
+
+pytest_plugins = ("browser_driver", "report_fixtures")
+pytestmark = pytest.mark.browser
+
+
+def test_header_names_what_was_measured(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder)
+    header = find(page, ".masthead").text
+    for key in ("title", "dataset", "commit", "created"):
+        assert full_report.summary[key] in header
+    assert "gallery images of the same person and camera as the query are left out" in header
+    assert page.title == full_report.summary["title"]
+
+
+def test_overview_shows_the_results_of_the_setting(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder)
+    for setting in ("complete", "rt"):
+        Select(find(page, "#setting-switch")).select_by_value(setting)
+        for result in (r for r in full_report.summary["results"] if r["setting"] == setting):
+            cells = texts(page, f"#result-table tr[data-pattern='{result['pattern']}'] td")
+            expected = [result[key] for key in ("mAP", "mINP", "rank_1", "rank_5", "rank_10")]
+            assert cells == [f"{value:.1f}" for value in expected]
+    assert len(texts(page, "#missing-table tbody tr")) == len(SETTINGS)
+    assert texts(page, "#missing-table tr.current th") == ["without RGB, TI"]
+    assert len(page.find_elements(By.CSS_SELECTOR, "#card-cmc path, #card-training path")) == 3 + 3
+
+
+def test_identity_table_sorts_and_opens_the_rank_lists(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    identities = full_report.summary["breakdown"]["identities"]
+    hardest = sorted(identities, key=lambda one: (one["mAP"], one["person"]))
+    assert numbers(page, "#identity-table tbody tr", "person") == [one["person"] for one in hardest]
+    find(page, "#identity-table th[data-key='mAP'] button").click()
+    easiest = numbers(page, "#identity-table tbody tr", "person")
+    assert easiest == [
+        one["person"] for one in sorted(identities, key=lambda one: (-one["mAP"], one["person"]))
+    ]
+    find(page, f"#identity-table tr[data-person='{easiest[0]}'] button").click()
+    assert state_of(page)["tab"] == "ranks"
+    queries = {
+        row for row, person in enumerate(full_report.summary["triples"]["person"]) if person == easiest[0]
+    }
+    assert find(page, "#query-count").text == f"{len(queries)} of 836 queries"
+    assert shown_query(page) in queries
+
+
+@pytest.mark.parametrize("size", [(1024, 768), (1440, 900)])
+def test_nothing_is_wider_than_the_window(
+    page: webdriver.Chrome, full_report: MadeUpReport, size: tuple[int, int]
+) -> None:
+    resize(page, *size)
+    for state in ("#tab=overview", "#tab=ranks&overlay=tokens", "#tab=map"):
+        open_report(page, full_report.folder, state)
+        script = """
+            const nodes = document.querySelectorAll("html, main, .panel, .pane, .side, .card, nav");
+            const isWide = (node) => node.scrollWidth > node.clientWidth + 1;
+            return [...nodes].filter(isWide).map((node) => node.className);
+        """
+        assert page.execute_script(script) == []
+
+
+def test_print_holds_the_overview_and_the_query(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder, "#tab=map&query=300")
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert find(page, "#result-table").is_displayed()
+        assert find(page, "#query").is_displayed()
+        assert not find(page, ".toolbar").is_displayed()
+        assert not find(page, "#panel-map").is_displayed()
+    finally:
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    pdf = page.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"]
+    assert len(pdf) > 50_000
