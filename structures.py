@@ -169,19 +169,34 @@ MISSING_SETTINGS = {
 
 
 @dataclass(frozen=True)
+class PatchPlaces:
+    """Where the patches are that slimming has left.
+
+    Attributes:
+        positions: of the n patches that are left, ascending, (B, n), in [0, N).
+        scores: the last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
+    """
+
+    positions: Tensor
+    scores: Tensor
+
+
+@dataclass(frozen=True)
 class ModalTokens:
-    """B triples after the backbone, each modality by itself.
+    """B triples after the backbone.
 
     Attributes:
         globals_: class tokens, each (B, C).
-        patches: patch tokens, each (B, N, C).
+        patches: patch tokens that are left, each (B, n, C); all N without slimming.
+        places: where they are in the images; None without slimming.
     """
 
     globals_: PerModality[Tensor]
     patches: PerModality[Tensor]
+    places: PerModality[PatchPlaces] | None = None
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
-        """The tokens with those of `modalities` taken from `by`."""
+        """The tokens with those of `modalities` taken from `by`; both without slimming."""
 
         def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
@@ -198,7 +213,9 @@ class Selection:
         scores: one score per patch, each (B, N); larger is kept.
         sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, the similarity
             with the own global, then with those of the other two modalities, in the order of `Modality`.
-        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K).
+            Slimming does not tell: (B, 0, N).
+        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K). Slimming
+            does not aggregate: (B, 0, K).
         grid: rows and columns of the patches, N = rows * columns.
     """
 
@@ -235,12 +252,14 @@ class ModelOutput:
     Attributes:
         heads: the heads in a fixed order, those on the backbone's features first.
         aux_losses: named losses that a part computed itself; added to the heads' losses.
-        selection: what SDTPS kept, or None without SDTPS.
+        selection: what SDTPS kept; without SDTPS what slimming left; None if patches are not selected at all.
+        slimming: what slimming left inside the backbone, or None without slimming.
     """
 
     heads: tuple[HeadOutput, ...]
     aux_losses: dict[str, Tensor] = field(default_factory=dict)
     selection: Selection | None = None
+    slimming: Selection | None = None
 
     @property
     def patterns(self) -> tuple[int, ...]:

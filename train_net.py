@@ -57,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             schedule=make_schedule(cfg, optimizer),
             loader=data.train_loader,
             set_epoch=data.sampler.set_epoch,
+            on_epoch=model.set_epoch,
             evaluate=lambda check_stop: test(model, check_stop=check_stop),
             device=device,
             folder=folder,

@@ -24,6 +24,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DEVICE": ("auto", "cuda", "cpu"),
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
+    "MODEL.SLIM_SCORE": ("attention", "cosine"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
     "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
     "TEST.NECK_FEAT": ("before", "after"),
@@ -54,6 +55,14 @@ UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
     ("MODEL.SDTPS_GUMBEL_TAU",): (
         lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL,
         "MODEL.SDTPS_USE_GUMBEL is off",
+    ),
+    tuple(f"MODEL.SLIM_{name}" for name in ("KEEP", "SCORE", "CROSS", "WARMUP_EPOCHS")): (
+        lambda cfg: not cfg.MODEL.SLIM_LAYERS,
+        "MODEL.SLIM_LAYERS is empty",
+    ),
+    ("MODEL.SLIM_GUMBEL_TAU",): (
+        lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL,
+        "MODEL.SLIM_USE_GUMBEL is off",
     ),
     ("MODEL.HEAD",): (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off"),
     ("MODEL.SIE_COE",): (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "there is no SIE"),
@@ -114,6 +123,13 @@ RANGES: dict[str, Check] = {
     "MODEL.SDTPS_BETA": (lambda v: 0 <= v <= 0.5, "between 0 and 0.5"),
     "MODEL.SDTPS_GUMBEL_TAU": POSITIVE,
     "MODEL.SDTPS_LOSS_WEIGHT": NOT_NEGATIVE,
+    "MODEL.SLIM_LAYERS": (
+        lambda v: all(isinstance(n, int) and n > 0 for n in v) and list(v) == sorted(set(v)),
+        "ascending numbers of blocks, counted from 1, such as [3, 6, 9]",
+    ),
+    "MODEL.SLIM_KEEP": RATIO,
+    "MODEL.SLIM_WARMUP_EPOCHS": NOT_NEGATIVE,
+    "MODEL.SLIM_GUMBEL_TAU": POSITIVE,
     "INPUT.SIZE_TRAIN": SIZE,
     "INPUT.SIZE_TEST": SIZE,
     "INPUT.PROB": PROBABILITY,
@@ -192,6 +208,12 @@ def warn_about_unused(cfg: CfgNode) -> None:
     for key, reason in reasons.items():
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
+    aligned_only = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
+    if aligned_only and not cfg.INPUT.SHARED_AUGMENT:
+        logger.warning(
+            "MODEL.SLIM_CROSS compares the same place in the three images, which separate augmentation moves "
+            "apart; set INPUT.SHARED_AUGMENT True"
+        )
 
 
 def _validate_combinations(cfg: CfgNode) -> None:
@@ -200,6 +222,8 @@ def _validate_combinations(cfg: CfgNode) -> None:
         raise ConfigError("MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off")
     if cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS:
         raise ConfigError("MODEL.SDTPS_USE_GUMBEL has no effect without MODEL.USE_SDTPS; turn that on too")
+    if cfg.MODEL.SLIM_USE_GUMBEL and not cfg.MODEL.SLIM_LAYERS:
+        raise ConfigError("MODEL.SLIM_USE_GUMBEL has no effect without MODEL.SLIM_LAYERS; name some blocks")
     if list(cfg.INPUT.SIZE_TRAIN) != list(cfg.INPUT.SIZE_TEST):
         raise ConfigError(
             f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be "

@@ -120,14 +120,20 @@ def _evaluate(
         for setting, evaluator in evaluators.items():
             evaluator.update(outputs[setting], batch)
     check_stop()
-    scores = {}
-    for setting, evaluator in evaluators.items():
+    for evaluator in evaluators.values():
         evaluator.join(world.gather_objects(evaluator.state()))
-        scores[setting] = evaluator.compute(), evaluator.compute_selection(), evaluator.num_samples
+        evaluator.compute()  # is remembered
     seconds = time.perf_counter() - start
     return {
-        setting: EvaluationResult(*found, seconds, re_ranked=evaluators[setting].re_rank)
-        for setting, found in scores.items()
+        setting: EvaluationResult(
+            ranking=evaluator.compute(),
+            selection=evaluator.compute_selection(),
+            slimming=evaluator.compute_selection("slimming"),
+            num_samples=evaluator.num_samples,
+            seconds=seconds,
+            re_ranked=evaluator.re_rank,
+        )
+        for setting, evaluator in evaluators.items()
     }
 
 

@@ -39,6 +39,7 @@ class EvaluationResult:
         num_samples: distinct test triples, each encoded once.
         seconds: time to load, encode and rank them.
         re_ranked: whether the metrics are those of re-ranked distances.
+        slimming: kept-patch precision of the patches that slimming leaves.
     """
 
     ranking: dict[int, RankingMetrics]
@@ -46,6 +47,7 @@ class EvaluationResult:
     num_samples: int
     seconds: float
     re_ranked: bool = False
+    slimming: SelectionMetrics | None = None
 
     @property
     def main(self) -> RankingMetrics:
@@ -58,12 +60,19 @@ class EvaluationResult:
         counts = {"samples": self.num_samples, "seconds": self.seconds, "re_ranked": self.re_ranked}
         content: dict[str, Any] = {**patterns, **counts}
         if self.selection is not None:
-            content["kept_patch_precision"] = {
-                **{m.value: 100 * self.selection.precision.of(m) for m in Modality},
-                "chance": 100 * self.selection.chance,
-                "best_possible": 100 * self.selection.best,
-            }
+            content["kept_patch_precision"] = _precision(self.selection)
+        if self.slimming is not None:
+            content["slimmed_patch_precision"] = _precision(self.slimming)
         return content
+
+
+def _precision(selection: SelectionMetrics) -> dict[str, float]:
+    """In percent."""
+    return {
+        **{m.value: 100 * selection.precision.of(m) for m in Modality},
+        "chance": 100 * selection.chance,
+        "best_possible": 100 * selection.best,
+    }
 
 
 def result_table(result: EvaluationResult, controls: Mapping[str, EvaluationResult] | None = None) -> str:
@@ -78,12 +87,13 @@ def result_table(result: EvaluationResult, controls: Mapping[str, EvaluationResu
     lines.append(f"{result.main.num_queries} queries, {result.num_samples} distinct test triples{how}")
     if result.main.num_skipped:
         lines.append(f"{result.main.num_skipped} queries have no right match in the gallery and are left out")
-    if result.selection is not None:
-        precision = ", ".join(f"{m.value} {result.selection.precision.of(m):.1%}" for m in Modality)
-        lines.append(
-            f"kept patches on the person: {precision} "
-            f"(chance {result.selection.chance:.1%}, best possible {result.selection.best:.1%})"
-        )
+    found = {"kept patches": result.selection, "patches left by slimming": result.slimming}
+    for what, selection in found.items():
+        # Without SDTPS, what is kept is what slimming left, and one line says it.
+        if selection is not None and (what != "kept patches" or selection != result.slimming):
+            precision = ", ".join(f"{m.value} {selection.precision.of(m):.1%}" for m in Modality)
+            rest = f"(chance {selection.chance:.1%}, best possible {selection.best:.1%})"
+            lines.append(f"{what} on the person: {precision} {rest}")
     return "\n".join(lines)
 
 

@@ -47,6 +47,7 @@ class Trainer:
         folder: the run folder.
         settings: see `TrainSettings`.
         world: the processes of the run.
+        on_epoch: called with the number of each epoch, from 1, before it is trained.
         draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
             after each evaluation, in the main process. It must not change the model or draw random numbers.
     """
@@ -65,6 +66,7 @@ class Trainer:
         folder: Path,
         settings: TrainSettings,
         world: World | None = None,
+        on_epoch: Callable[[int], None] = lambda epoch: None,
         draw_pictures: Callable[[], Mapping[str, Tensor]] = dict,
     ) -> None:
         self.model = model
@@ -78,6 +80,7 @@ class Trainer:
         self.folder = folder
         self.settings = settings
         self.world = world or World()
+        self.on_epoch = on_epoch
         self.draw_pictures = draw_pictures
         self.progress = Progress()
         self.stop = StopSwitch()
@@ -185,6 +188,7 @@ class Trainer:
         """One pass over the batches that are left; returns the means of the epoch."""
         progress = self.progress
         self.schedule.step(epoch)
+        self.on_epoch(epoch)
         self.set_epoch(epoch, progress.steps_in_epoch)
         self.model.train()
         rates = self._learning_rates()

@@ -45,7 +45,7 @@ class EvaluatorState(NamedTuple):
     """What an evaluator has collected, batch by batch."""
 
     batches: list[CollectedSamples]
-    kept: list[PerModality[Tensor]]
+    kept: list[dict[str, PerModality[Tensor]]]
     foreground: list[Tensor]
 
 
@@ -90,7 +90,7 @@ class RetrievalEvaluator:
     def reset(self) -> None:
         """Forget everything collected so far."""
         self._batches: list[CollectedSamples] = []
-        self._kept: list[PerModality[Tensor]] = []
+        self._kept: list[dict[str, PerModality[Tensor]]] = []
         self._foreground: list[Tensor] = []
         self._forget_results()
 
@@ -121,7 +121,8 @@ class RetrievalEvaluator:
             )
         )
         if output.selection is not None and batch.person_masks is not None:
-            self._kept.append(output.selection.kept.map(Tensor.cpu))
+            found = {"selection": output.selection, "slimming": output.slimming}
+            self._kept.append({name: s.kept.map(Tensor.cpu) for name, s in found.items() if s is not None})
             self._foreground.append(patch_foreground(batch.person_masks, output.selection.grid).cpu())
 
     def state(self) -> EvaluatorState:
@@ -243,9 +244,13 @@ class RetrievalEvaluator:
         """Features (S, D) as they are compared."""
         return (F.normalize(raw, dim=1) if self.normalise else raw).numpy()
 
-    def compute_selection(self) -> SelectionMetrics | None:
-        """Score the kept patches; None where the model selects no patches or the data set has no masks."""
-        if not self._kept:
+    def compute_selection(self, what: str = "selection") -> SelectionMetrics | None:
+        """Score the kept patches; None where the model selects no patches or the data set has no masks.
+
+        Args:
+            what: the `selection` of the model's output, or its `slimming`.
+        """
+        if not self._kept or what not in self._kept[0]:
             return None
-        kept = PerModality(*(torch.cat(parts) for parts in zip(*self._kept, strict=True)))
-        return score_selection(kept, torch.cat(self._foreground))
+        parts = zip(*(kept[what] for kept in self._kept), strict=True)
+        return score_selection(PerModality(*map(torch.cat, parts)), torch.cat(self._foreground))

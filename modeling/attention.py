@@ -1,56 +1,43 @@
-"""Where the backbone looks: attention rollout (Abnar and Zuidema, ACL 2020, arXiv 2005.00928).
-
-Each block mixes tokens by its attention A, averaged over the heads, and lets them pass by its residual
-connection. Their mean, A / 2 + I / 2, has rows that sum to 1, and so has its product over the blocks. The
-class token's row of the product says how much of each patch reaches the class token.
-
-The forward path is not changed: hooks read the queries and keys of every block and are gone afterwards.
-"""
+"""What the attention of a block of timm is: a fused kernel does not tell it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-
-import torch
 from timm.models.vision_transformer import Attention, VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
-from modeling.reid_model import MultiModalReID
-from structures import ModalBatch, Modality, PerModality, UserError
+from structures import UserError
 
 
 def attention_weights(attention: Attention, qkv: Tensor) -> Tensor:
-    """The attention of a block of timm, mean over the heads; a fused kernel does not tell it.
+    """The attention of a block, mean over the heads.
 
     Args:
         attention: the block's attention, without mask.
         qkv: what its projection `qkv` gave, (B, T, 3 * heads * D).
 
     Returns:
-        (B, T, T); row i holds the shares of the tokens in token i and sums to 1.
+        (B, T, T), in float32; row i holds the shares of the tokens in token i and sums to 1.
     """
+    query, key = _queries_and_keys(attention, qkv)
+    return _weights(attention, query, key)
+
+
+def class_attention(attention: Attention, qkv: Tensor) -> Tensor:
+    """The row of the class token in `attention_weights`, (B, T), without computing the others."""
+    query, key = _queries_and_keys(attention, qkv)
+    return _weights(attention, query[:, :, :1], key)[:, 0]
+
+
+def _queries_and_keys(attention: Attention, qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, heads, T, D) each."""
     batch, tokens, _ = qkv.shape
     parts = qkv.view(batch, tokens, 3, attention.num_heads, attention.head_dim).permute(2, 0, 3, 1, 4)
-    query, key = attention.q_norm(parts[0]), attention.k_norm(parts[1])  # (B, heads, T, D)
-    return (attention.scale * query @ key.transpose(-2, -1)).softmax(dim=-1).mean(dim=1)
+    return attention.q_norm(parts[0]), attention.k_norm(parts[1])
 
 
-def roll_out(attentions: Sequence[Tensor]) -> Tensor:
-    """The product of the blocks, the first block rightmost, each with its residual connection.
-
-    Args:
-        attentions: of each block, in the order of the blocks, (B, T, T), rows sum to 1.
-
-    Returns:
-        (B, T, T), rows sum to 1.
-    """
-    identity = torch.eye(attentions[0].shape[-1]).to(attentions[0])
-    product = identity.expand_as(attentions[0])
-    for attention in attentions:
-        product = (0.5 * attention + 0.5 * identity) @ product
-    return product
+def _weights(attention: Attention, query: Tensor, key: Tensor) -> Tensor:
+    """(B, heads, R, D) and (B, heads, T, D) -> (B, R, T)."""
+    return (attention.scale * query @ key.transpose(-2, -1)).float().softmax(dim=-1).mean(dim=1)
 
 
 def attention_layers(vit: VisionTransformer) -> list[Attention]:
@@ -63,38 +50,3 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
             "plain ViT; leave the attention maps out"
         )
     return plain
-
-
-@contextmanager
-def recorded_attention(vit: VisionTransformer) -> Iterator[list[Tensor]]:
-    """A list to which every block adds its attention, (B, T, T), when images pass through the ViT."""
-    found: list[Tensor] = []
-
-    def record(attention: Attention, _module: nn.Module, _inputs: tuple[Tensor], qkv: Tensor) -> None:
-        found.append(attention_weights(attention, qkv))
-
-    hooks = [layer.qkv.register_forward_hook(partial(record, layer)) for layer in attention_layers(vit)]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-@torch.no_grad()
-def attention_rollout(model: MultiModalReID, batch: ModalBatch) -> PerModality[Tensor]:
-    """How much of each patch reaches the class token of its modality.
-
-    Args:
-        model: in evaluation mode.
-        batch: B triples, on the model's device.
-
-    Returns:
-        (B, N) for each modality, not negative. The sum over the patches is at most 1; the rest is what the
-        class token (and register tokens, if there are any) had of itself.
-    """
-    vit = model.backbone.vit
-    with recorded_attention(vit) as attentions:
-        model.encode(batch)  # the modalities in one call: (3B, T, T) for each block
-    from_class_token = roll_out(attentions)[:, 0, vit.num_prefix_tokens :]  # (3B, N)
-    return PerModality(*from_class_token.chunk(len(Modality)))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -13,7 +14,9 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from structures import UserError
+from modeling.attention import attention_layers, class_attention
+from modeling.slimming import Slimming, SlimTokens
+from structures import PatchPlaces, UserError
 
 CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"
@@ -114,8 +117,22 @@ def create_vit(
     return vit
 
 
+class EncodedImages(NamedTuple):
+    """What the backbone makes of B images.
+
+    Attributes:
+        globals_: class tokens, (B, C).
+        patches: patch tokens that are left, (B, n, C); all N without slimming.
+        places: where they are in the image; None without slimming.
+    """
+
+    globals_: Tensor
+    patches: Tensor
+    places: PatchPlaces | None
+
+
 class Backbone(nn.Module):
-    """A ViT with an optional camera embedding (SIE).
+    """A ViT with an optional camera embedding (SIE), and optional slimming.
 
     Args:
         name: see `create_vit`.
@@ -127,6 +144,8 @@ class Backbone(nn.Module):
         num_embeddings: rows of the camera embedding; 0 for none.
         embedding_factor: factor on the camera embedding.
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
+        slimming: drops patches; the images must then be those of M modalities, one modality after the other.
+        slim_layers: the blocks behind which it does, counted from 1.
     """
 
     def __init__(
@@ -141,6 +160,8 @@ class Backbone(nn.Module):
         num_embeddings: int = 0,
         embedding_factor: float = 1.0,
         unseen_camera: str = "mean",
+        slimming: Slimming | None = None,
+        slim_layers: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.img_size = img_size
@@ -166,6 +187,19 @@ class Backbone(nn.Module):
         if num_embeddings:
             self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
+        self.slimming = slimming
+        self.slim_layers = tuple(slim_layers)
+        if slimming is not None:
+            self._check_slim_layers()
+
+    def _check_slim_layers(self) -> None:
+        attention_layers(self.vit)
+        depth = len(self.vit.blocks)
+        if any(not 1 <= layer <= depth for layer in self.slim_layers):
+            raise UserError(
+                f"MODEL.SLIM_LAYERS {list(self.slim_layers)} names blocks that do not exist; this backbone "
+                f"has blocks 1 to {depth}"
+            )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -186,19 +220,52 @@ class Backbone(nn.Module):
             return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
         return tokens + camera
 
-    def forward(self, images: Tensor, embedding_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, embedding_ids: Tensor) -> EncodedImages:
         """Encode images.
 
         Args:
             images: (B, 3, H, W).
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
-
-        Returns:
-            The class token (B, C) and the patch tokens (B, N, C).
         """
         vit = self.vit
         tokens = vit._pos_embed(vit.patch_embed(images))  # (B, prefix + N, width)
         tokens = vit.norm_pre(self._add_camera(tokens, embedding_ids))
-        tokens = vit.head(vit.norm(vit.blocks(tokens)))  # (B, prefix + N, C)
-        return tokens[:, 0], tokens[:, vit.num_prefix_tokens :]
+        places, num_patches = None, tokens.shape[1] - vit.num_prefix_tokens
+        if self.slimming is None:
+            tokens = vit.blocks(tokens)
+        else:
+            tokens, places = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
+            num_patches = places.positions.shape[1]
+        tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
+        patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
+        return EncodedImages(tokens[:, 0], patches, places)
+
+    def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, PatchPlaces]:
+        """The blocks, with slimming behind some of them.
+
+        Args:
+            tokens: (B, prefix + N, width).
+            present: whether an image is there, (B,); False where it is missing.
+
+        Returns:
+            The prefix tokens, the patches that are left and the extra token, and where the patches are.
+        """
+        assert self.slimming is not None
+        num_prefix = self.vit.num_prefix_tokens
+        state = SlimTokens.whole(tokens, num_prefix)
+        blocks = zip(self.vit.blocks, attention_layers(self.vit), strict=True)
+        for layer, (block, block_attention) in enumerate(blocks, start=1):
+            if layer not in self.slim_layers:
+                tokens = block(tokens)
+                continue
+            seen: list[Tensor] = []  # the block computes queries and keys anyway; they are read on the way
+            hook = block_attention.qkv.register_forward_hook(lambda _, __, qkv, to=seen: to.append(qkv))
+            try:
+                tokens = block(tokens)
+            finally:
+                hook.remove()
+            attention = class_attention(block_attention, seen[0])[:, num_prefix:]
+            state = self.slimming(state.updated(tokens), attention, present)
+            tokens = state.joined()
+        return tokens, PatchPlaces(state.positions, state.scores)

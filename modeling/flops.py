@@ -6,6 +6,7 @@ import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -44,12 +45,14 @@ class CostReport:
         images_per_second: measured in evaluation; a triple counts as three images.
         batch_size: triples per batch in that measurement.
         device: where it was measured.
+        tokens: how many tokens of one image enter each block of the backbone.
     """
 
     parts: tuple[PartCost, ...]
     images_per_second: float
     batch_size: int
     device: str
+    tokens: tuple[int, ...]
 
     @property
     def total(self) -> PartCost:
@@ -72,6 +75,7 @@ class CostReport:
                 }
                 for part in (*self.parts, self.total)
             },
+            "tokens_per_block": list(self.tokens),
             "images_per_second": self.images_per_second,
             "batch_size": self.batch_size,
             "device": self.device,
@@ -85,6 +89,9 @@ class CostReport:
             share = part.multiply_adds / self.total.multiply_adds
             lines.append(f"{part.name:<10} {millions:>10.3f} M {giga:>9.4f} {share:>7.2%}")
         lines.append(f"trainable parameters: {self.total.trainable / 1e6:.2f} M")
+        runs = [(count, len(list(blocks))) for count, blocks in groupby(self.tokens)]
+        if len(runs) > 1:
+            lines.append(f"tokens: {', '.join(f'{count} in {blocks} blocks' for count, blocks in runs)}")
         lines.append(
             f"speed: {self.images_per_second:.1f} images/s in evaluation on {self.device}, "
             f"batch of {self.batch_size} triples"
@@ -144,6 +151,24 @@ def _count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
 
 
 @torch.no_grad()
+def count_tokens(model: MultiModalReID) -> tuple[int, ...]:
+    """How many tokens of one image enter each block of the backbone in evaluation."""
+    was_training = model.training
+    counts: list[int] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].shape[1]))
+        for block in model.backbone.vit.blocks
+    ]
+    try:
+        _TensorsIn(model).eval()(*_example(model, 1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.train(was_training)
+    return tuple(counts)
+
+
+@torch.no_grad()
 def measure_speed(model: MultiModalReID, batch_size: int, *, min_seconds: float = 1.0) -> float:
     """Images per second in evaluation, on the device that holds the model, after one warm-up pass."""
     was_training = model.training
@@ -182,4 +207,5 @@ def measure_cost(model: MultiModalReID) -> CostReport:
         if device.type == "cuda"
         else f"CPU, {torch.get_num_threads()} threads"
     )
-    return CostReport(tuple(parts), measure_speed(model, batch_size), batch_size, where)
+    tokens = count_tokens(model)
+    return CostReport(tuple(parts), measure_speed(model, batch_size), batch_size, where, tokens)

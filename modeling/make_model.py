@@ -13,6 +13,7 @@ from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.sdtps import MultiModalSDTPS
+from modeling.slimming import Slimming
 from structures import Modality, UserError
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,17 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         num_embeddings=max(cameras, 1) * max(views, 1) if cameras or views else 0,
         embedding_factor=options.SIE_COE,
         unseen_camera=cfg.TEST.UNSEEN_CAMERA,
+        slimming=Slimming(
+            options.SLIM_KEEP,
+            score=options.SLIM_SCORE,
+            cross_modal=options.SLIM_CROSS,
+            use_gumbel=options.SLIM_USE_GUMBEL,
+            gumbel_tau=options.SLIM_GUMBEL_TAU,
+            warmup_epochs=options.SLIM_WARMUP_EPOCHS,
+        )
+        if options.SLIM_LAYERS
+        else None,
+        slim_layers=options.SLIM_LAYERS,
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
@@ -61,7 +73,8 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         pife=PIFE(dim) if options.GLOBAL_LOCAL else None,
         sdtps=MultiModalSDTPS(
             dim,
-            rows * columns,
+            rows
+            * columns,  # also with slimming: the number of aggregated tokens, so the weights, stay the same
             sparse_ratio=options.SDTPS_SPARSE_RATIO,
             aggr_ratio=options.SDTPS_AGGR_RATIO,
             beta=options.SDTPS_BETA,

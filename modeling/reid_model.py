@@ -13,7 +13,15 @@ from modeling.hdm import HDM
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
-from structures import ModalBatch, Modality, ModalTokens, ModelOutput, PerModality, Selection
+from structures import (
+    ModalBatch,
+    Modality,
+    ModalTokens,
+    ModelOutput,
+    PatchPlaces,
+    PerModality,
+    Selection,
+)
 
 BEYOND_THE_TABLE = 1 << 30
 """A row that no camera embedding has."""
@@ -59,29 +67,39 @@ class MultiModalReID(nn.Module):
         self.use_cameras = use_cameras
         self.gather_batch: Callable[[Tensor], Tensor] | None = None
 
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch of training comes, from 1; slimming may depend on it."""
+        if self.backbone.slimming is not None:
+            self.backbone.slimming.set_epoch(epoch)
+
     def forward(self, batch: ModalBatch) -> ModelOutput:
         """Encode B triples; the same path in training and evaluation."""
         return self.fuse(self.encode(batch))
 
     def encode(self, batch: ModalBatch) -> ModalTokens:
-        """The first half of `forward`: each modality by itself, in one call of the backbone."""
+        """The first half of `forward`: the three modalities in one call of the backbone."""
         ids = self._embedding_ids(batch).repeat(len(Modality))
-        globals_, patches = self.backbone(torch.cat(batch.images), ids)  # (3B, C), (3B, N, C)
-        return ModalTokens(
-            PerModality(*globals_.chunk(len(Modality))), PerModality(*patches.chunk(len(Modality)))
-        )
+        encoded = self.backbone(torch.cat(batch.images), ids)  # of 3B images
+        places = None
+        if encoded.places is not None:
+            positions, scores = _split(encoded.places.positions), _split(encoded.places.scores)
+            places = PerModality(*map(PatchPlaces, positions, scores))
+        return ModalTokens(_split(encoded.globals_), _split(encoded.patches), places)
 
     def forward_settings(
         self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
     ) -> dict[str, ModelOutput]:
         """What `forward` gives without some of the modalities, for several such settings.
 
-        The backbone sees each modality by itself, so that the images are encoded once for all settings.
+        Without slimming the backbone sees each modality by itself, so that the images are encoded once for
+        all settings. With slimming the modalities guide each other, and each setting is a pass of its own.
 
         Args:
             batch: complete.
             settings: by any name, the modalities that are missing.
         """
+        if self.backbone.slimming is not None:
+            return {setting: self(batch.without(missing)) for setting, missing in settings.items()}
         tokens = self.encode(batch)
         absent = self._encode_missing(batch) if any(settings.values()) else tokens
         return {
@@ -94,8 +112,8 @@ class MultiModalReID(nn.Module):
         They depend on the camera alone, so that each camera of the batch is encoded once.
         """
         ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
-        globals_, patches = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
-        shared = globals_[sample_ids], patches[sample_ids]  # by the three modalities
+        encoded = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
+        shared = encoded.globals_[sample_ids], encoded.patches[sample_ids]  # by the three modalities
         return ModalTokens(*(PerModality(tensor, tensor, tensor) for tensor in shared))
 
     def fuse(self, tokens: ModalTokens) -> ModelOutput:
@@ -110,19 +128,45 @@ class MultiModalReID(nn.Module):
             results: list[AggregatedTokens] = self.sdtps(patches, globals_)
             pooled = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
             features["sdtps"] = self._gather(pooled)
-            selection = Selection(
-                kept=PerModality(*(result.kept for result in results)),
-                scores=PerModality(*(result.scores.detach() for result in results)),
-                sources=PerModality(*(result.sources.detach() for result in results)),
-                weights=PerModality(*(result.weights.detach() for result in results)),
-                grid=self.backbone.grid,
-            )
+            selection = self._describe(results, tokens.places)
         if self.hdm is not None:
             decoupled = self._gather(self.hdm(globals_, patches))  # (B, 7, C)
             features["moe"] = decoupled.flatten(1) if self.atmoe is None else self.atmoe(decoupled)
 
         heads = tuple(self.heads[name](feature) for name, feature in features.items())
-        return ModelOutput(heads=heads, selection=selection)
+        slimming = None if tokens.places is None else self._describe_slimming(tokens.places)
+        return ModelOutput(heads=heads, selection=selection or slimming, slimming=slimming)
+
+    def _describe(
+        self, results: Sequence[AggregatedTokens], places: PerModality[PatchPlaces] | None
+    ) -> Selection:
+        """What SDTPS decided, with the places of the patches in the image; what is not left has score 0."""
+        kept = PerModality(*(result.kept for result in results))
+        scores = PerModality(*(result.scores.detach() for result in results))
+        sources = PerModality(*(result.sources.detach() for result in results))
+        if places is not None:
+            positions = places.map(lambda place: place.positions)
+            kept = PerModality(*(p.gather(1, k) for p, k in zip(positions, kept, strict=True)))
+            scores = PerModality(*map(self._on_grid, scores, positions))
+            sources = PerModality(*map(self._on_grid, sources, positions))
+        weights = PerModality(*(result.weights.detach() for result in results))
+        return Selection(kept, scores, sources, weights, self.backbone.grid)
+
+    def _describe_slimming(self, places: PerModality[PatchPlaces]) -> Selection:
+        kept, scores = places.map(lambda place: place.positions), places.map(lambda place: place.scores)
+        return Selection(
+            kept,
+            scores,
+            sources=scores.map(lambda score: score.new_zeros(len(score), 0, score.shape[1])),
+            weights=kept.map(lambda rows: rows.new_zeros(len(rows), 0, rows.shape[1], dtype=torch.float)),
+            grid=self.backbone.grid,
+        )
+
+    def _on_grid(self, values: Tensor, positions: Tensor) -> Tensor:
+        """Values of the patches that are left, (B, ..., n), at their positions in the image, (B, ..., N)."""
+        rows, columns = self.backbone.grid
+        index = positions if values.dim() == 2 else positions.unsqueeze(1).expand_as(values)
+        return values.new_zeros(*values.shape[:-1], rows * columns).scatter(-1, index, values)
 
     def _gather(self, features: Tensor) -> Tensor:
         """In training by several processes, the features of the whole batch, ahead of batch normalisation."""
@@ -141,3 +185,8 @@ class MultiModalReID(nn.Module):
         if "ori" in self.heads:
             return {"ori": torch.cat(globals_, dim=1)}
         return {f"ori_{m.key}": globals_.of(m) for m in Modality}
+
+
+def _split(tensor: Tensor) -> PerModality[Tensor]:
+    """(3B, ...) -> (B, ...) of each modality."""
+    return PerModality(*tensor.chunk(len(Modality)))

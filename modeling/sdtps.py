@@ -350,6 +350,7 @@ class MultiModalSDTPS(nn.Module):
             others = [guide for other, guide in enumerate(guides) if other != index]
             sparse: SparseTokens = select(patches[index], guides[index], others)
             decision = sparse.decision.gather(1, sparse.kept)  # (B, K)
+            assert isinstance(aggregate, TokenAggregation)  # a ModuleList does not tell
             weights = aggregate.weights(sparse.selected, decision)
             aggregated = weights.to(sparse.selected.dtype) @ sparse.selected
             # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.

@@ -21,8 +21,8 @@ NUM_WATCHED = 8
 def make_selection_watch(
     cfg: CfgNode, model: nn.Module, test_loader: DataLoader[Any], device: torch.device
 ) -> Callable[[], dict[str, Tensor]]:
-    """Draws, by name, which patches of a few test triples the model keeps; nothing without SDTPS."""
-    if not cfg.MODEL.USE_SDTPS:
+    """Draws, by name, which patches of a few test triples the model keeps; nothing if it keeps all."""
+    if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_LAYERS):
         return dict
     rows = spread_evenly(len(test_loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
     batch = read_triples(test_loader, rows).to(device)
@@ -61,4 +61,5 @@ def _model_name(cfg: CfgNode) -> str:
     """The parts behind the backbone: DeMo is HDM with ATMoE."""
     hdm = ("DeMo" if cfg.MODEL.ATM else "HDM") if cfg.MODEL.HDM else ""
     sdtps = "SDTPS" if cfg.MODEL.USE_SDTPS else ""
-    return " + ".join(part for part in (hdm, sdtps) if part) or "Baseline"
+    name = " + ".join(part for part in (hdm, sdtps) if part) or "Baseline"
+    return f"{name}, slimmed," if cfg.MODEL.SLIM_LAYERS else name

@@ -124,6 +124,8 @@ def token_colours(count: int) -> Tensor:
 def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
     """The image, the kept patches, the scores, and by colour the aggregated token that a patch feeds most.
 
+    Slimming aggregates nothing, so that its maps end with the scores.
+
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].
         selection: of the same triples.
@@ -135,16 +137,17 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
     def views(modality: Modality) -> list[Tensor]:
         own, kept = images.of(modality), selection.kept.of(modality)
         relative = (selection.scores.of(modality).cpu() - low) / max(high - low, 1e-12)
-        tokens = strongest_token(kept, selection.weights.of(modality), grid[0] * grid[1])
-        return [
-            own,
-            veil_discarded(own, kept, grid),
-            _coloured(spread_over_pixels(relative, grid, size), SCORE_COLOURS),
-            colour_by_token(own, tokens, grid),
-        ]
+        score = _coloured(spread_over_pixels(relative, grid, size), SCORE_COLOURS)
+        pictures = [own, veil_discarded(own, kept, grid), score]
+        if has_tokens:
+            tokens = strongest_token(kept, selection.weights.of(modality), grid[0] * grid[1])
+            pictures.append(colour_by_token(own, tokens, grid))
+        return pictures
 
+    has_tokens = selection.weights.rgb.shape[1] > 0
+    names = ("image", "kept", "score", "tokens") if has_tokens else ("image", "kept", "score")
     ends = (f"{low:.2f}", f"{high:.2f}")
-    return Maps(_stack(views), ("image", "kept", "score", "tokens"), SCORE_COLOURS, "score", ends)
+    return Maps(_stack(views), names, SCORE_COLOURS, "score", ends)
 
 
 def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], grid: tuple[int, int]) -> Maps:

@@ -88,6 +88,8 @@ class ReportWriter:
         self._num_triples = 0
         self._image_size = (0, 0)
         self._grid: tuple[int, int] | None = None
+        self._sources: dict[str, list[str]] | None = None
+        self._has_tokens = False
 
     def observe(self, batch: ModalBatch, outputs: Mapping[str, ModelOutput]) -> None:
         """Write the thumbnails and the selections of a batch; batches come in the order of the test triples.
@@ -103,7 +105,8 @@ class ReportWriter:
             self._folder.write_image(row, strip)
         selection = next(iter(outputs.values())).selection
         if selection is not None:
-            self._grid = selection.grid
+            self._grid, self._sources = selection.grid, source_names(selection)
+            self._has_tokens = selection.weights.rgb.shape[1] > 0
             for row, content in enumerate(describe_selections(outputs, len(batch)), first):
                 self._folder.write_triple(row, content)
 
@@ -144,7 +147,8 @@ class ReportWriter:
             "modalities": [modality.value for modality in Modality],
             "image": dict(zip(("height", "width"), self._image_size, strict=True)),
             "grid": self._grid,
-            "sources": None if self._grid is None else source_names(),
+            "sources": self._sources,
+            "has_tokens": self._has_tokens,
             **result_data({setting: result.ranking for setting, result in results.items()}),
             "selection": None if selection is None else selection_data(selection),
             **sample_data(main, self.about.camera_names),

@@ -45,12 +45,13 @@ def make_strips(
     return [Image.fromarray(strip) for strip in pixels]
 
 
-def source_names() -> dict[str, list[str]]:
-    """By modality, what the rows of `Selection.sources` are."""
+def source_names(selection: Selection) -> dict[str, list[str]]:
+    """By modality, what the rows of `Selection.sources` are; none for slimming, which does not tell."""
     names = {}
     for modality in Modality:
         others = [other.value for other in Modality if other is not modality]
-        names[modality.value] = ["learned", f"own: {modality.value}", *others]
+        known = ["learned", f"own: {modality.value}", *others]
+        names[modality.value] = known[: selection.sources.of(modality).shape[1]]
     return names
 
 
@@ -89,7 +90,7 @@ def _describe_image(
     kept: list[int], total: np.ndarray, sources: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
     """One image; `total` (N,), `sources` (4, N) in [0, 1], `weights` (A, K)."""
-    score_max, weight_max = float(total.max()), float(weights.max())
+    score_max, weight_max = float(total.max()), float(weights.max(initial=0.0))
     scores = np.concatenate([total[None] / (score_max or 1.0), sources])  # (5, N)
     return {
         "kept": kept,

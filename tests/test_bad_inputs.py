@@ -254,6 +254,8 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "ATMoE without HDM": _config("MODEL.ATM", "True"),
     "a sparse ratio of 0": _config("MODEL.SDTPS_SPARSE_RATIO", "0"),
     "Gumbel without SDTPS": _config("MODEL.SDTPS_USE_GUMBEL", "True", "MODEL.USE_SDTPS", "False"),
+    "slimming behind a block that does not exist": _config("MODEL.SLIM_LAYERS", "[2, 9]"),
+    "blocks in the wrong order": _config("MODEL.SLIM_LAYERS", "[3, 2]"),
     "an image smaller than a patch": _config("INPUT.SIZE_TRAIN", "[4, 4]", "INPUT.SIZE_TEST", "[4, 4]"),
     "a stride larger than a patch": _config("MODEL.STRIDE_SIZE", "[16, 16]"),
     "a batch that is no multiple of NUM_INSTANCE": _config("SOLVER.IMS_PER_BATCH", "5"),

@@ -1,6 +1,6 @@
 """Draw figures for a paper: `python -m tools.figures --config_file F --weights W [KEY VALUE …]`.
 
-Ranked lists, selection maps (with SDTPS) and attention maps of some queries, each as PDF and PNG.
+Ranked lists, selection maps (with SDTPS or slimming) and attention maps of some queries, each as PDF and PNG.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from engine.arguments import add_config_arguments, add_weight_arguments
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.setup import run_command, setup_log
 from evaluation.build import make_evaluator
-from modeling.attention import attention_rollout
 from modeling.make_model import make_model
+from modeling.rollout import attention_rollout
 from modeling.weights import load_model
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
@@ -109,13 +109,21 @@ def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_ro
     return [place_of[word] for word in wanted]
 
 
-def choose_kinds(wanted: Sequence[str], has_selection: bool) -> list[str]:
-    """The figures to draw."""
-    if "selection" in wanted and not has_selection:
-        raise ConfigError("--kind selection: a model without MODEL.USE_SDTPS selects no patches")
-    if not wanted and not has_selection:
-        logger.info("no selection maps: the model has no SDTPS")
-    return [kind for kind in KINDS if kind in (wanted or KINDS) and (has_selection or kind != "selection")]
+def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) -> list[str]:
+    """The figures to draw; those that the model does not have are an error only if they are asked for."""
+    impossible = {}
+    if not (has_sdtps or is_slimmed):
+        impossible["selection"] = "a model without MODEL.USE_SDTPS and MODEL.SLIM_LAYERS selects no patches"
+    if is_slimmed:
+        impossible["attention"] = (
+            "rollout follows every patch through all blocks; set MODEL.SLIM_LAYERS [] to see it"
+        )
+    for kind, reason in impossible.items():
+        if kind in wanted:
+            raise ConfigError(f"--kind {kind}: {reason}")
+        if not wanted:
+            logger.info("no %s maps: %s", kind, reason)
+    return [kind for kind in KINDS if kind in (wanted or KINDS) and kind not in impossible]
 
 
 class TestTriples:
@@ -190,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError("there is nothing to draw without weights; add --weights runs/…/best.pth")
     setup_log()
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
-    kinds = choose_kinds(args.kind, cfg.MODEL.USE_SDTPS)
+    kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
     device = make_device(cfg)
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from config.load import load_config
 from fill import fill
+from modeling.backbone import EncodedImages
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import load_model
@@ -86,14 +87,14 @@ def encode(model: MultiModalReID, missing: Mapping[str, Sequence[Modality]]) -> 
     height, width = model.backbone.img_size
     images = PerModality.build(lambda m: make_entry(f"input/{m.value}", (3, 3, height, width)))
     batch = ModalBatch(images, torch.zeros_like(CAMERAS), CAMERAS, torch.zeros_like(CAMERAS))
-    backbone_calls: list[tuple[Tensor, Tensor]] = []
+    backbone_calls: list[EncodedImages] = []
     hook = model.backbone.register_forward_hook(lambda _, __, output: backbone_calls.append(output))
     outputs = model.forward_settings(batch, {"complete": (), **missing})
     hook.remove()
-    globals_, patches = backbone_calls[0]  # the images of RGB come first
+    encoded = backbone_calls[0]  # the images of RGB come first
     return {
-        "rgb_global": globals_[:3],
-        "rgb_patch_tokens_mean": patches[:3].mean(dim=1),
+        "rgb_global": encoded.globals_[:3],
+        "rgb_patch_tokens_mean": encoded.patches[:3].mean(dim=1),
         **{f"pattern{pattern}": outputs["complete"].embedding(pattern) for pattern in (1, 2, 3)},
         **{key: outputs[key].embedding(3) for key in missing},
     }

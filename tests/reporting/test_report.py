@@ -173,6 +173,7 @@ def test_the_summary(written: Written) -> None:
     assert (summary["commit"], summary["protocol"]) == ("abc1234", "camera")
     assert summary["image"] == {"height": 64, "width": 32}
     assert summary["grid"] == [4, 2]
+    assert summary["has_tokens"] is True
     assert summary["sources"]["NI"] == ["learned", "own: NI", "RGB", "TI"]
     assert [pattern["name"] for pattern in summary["patterns"]] == ["original", "fused", "original + fused"]
     assert summary["settings"][5] == {"id": "rt", "missing": ["RGB", "TI"]}

@@ -122,6 +122,19 @@ def records(*names: str) -> list[ImageRecord]:
     return [ImageRecord(PerModality(Path(name), Path(name), Path(name)), 0, 0) for name in names]
 
 
+def test_a_slimmed_model_has_selection_maps_and_no_rollout(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slim = ["MODEL.SLIM_LAYERS", "[2, 3]"]
+    drawn = draw(run, tmp_path / "slim", "--count", "2", "--top", "3", *slim)
+    assert drawn == {name for name in FILES if "attention" not in name}
+    assert "no attention maps: rollout follows every patch" in capsys.readouterr().out
+    without = ["--allow_partial", "MODEL.USE_SDTPS", "False"]
+    assert "selection.pdf" in draw(run, tmp_path / "plain", "--kind", "selection", *without, *slim)
+    with pytest.raises(ConfigError, match=r"set MODEL\.SLIM_LAYERS"):
+        draw(run, tmp_path / "asked", "--kind", "attention", *slim)
+
+
 def test_queries_are_found_by_name_stem_and_row() -> None:
     triples = records("a_1.jpg", "a_2.jpg", "7.jpg", "b.png")
     queries = np.array([3, 1, 2])  # row 0 is in the gallery alone

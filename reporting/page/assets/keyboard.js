@@ -60,7 +60,7 @@
   const OVERLAY_KEYS = {
     "o": () => {
       openRanks();
-      REPORT.state.cycle("overlay", REPORT.state.OVERLAYS);
+      REPORT.state.cycle("overlay", REPORT.state.overlaysOf(REPORT.summary));
     },
     "[": () => REPORT.overlay.stepDetail(-1, tokens()),
     "]": () => REPORT.overlay.stepDetail(1, tokens()),

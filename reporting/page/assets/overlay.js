@@ -62,7 +62,7 @@
       const { state } = REPORT;
       this.modes = segmented({
         label: "Overlay",
-        options: MODES,
+        options: MODES.filter(([mode]) => state.overlaysOf(REPORT.summary).includes(mode)),
         value: state.values.overlay,
         onchange: (overlay) => state.set({ overlay }),
       });

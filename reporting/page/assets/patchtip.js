@@ -33,6 +33,7 @@
   }
 
   function tokenLine(view, patch) {
+    if (!view.tokens) return "";
     if (view.place[patch] < 0) return `feeds the extra token: ${fixed(view.extra[patch], 3)}`;
     const feeds = REPORT.patches.feeds(view, patch, MOST_TOKENS);
     return `feeds ${feeds.map(({ token, weight }) => `token ${token + 1}: ${fixed(weight, 3)}`).join(", ")}`;

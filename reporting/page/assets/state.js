@@ -19,16 +19,22 @@
   const oneOf = (choices) => (text) => choices.find((choice) => String(choice) === text);
   const wholeNumber = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined);
 
+  /** Without selection there is nothing to lay over; slimming selects, but aggregates no tokens. */
+  function overlaysOf({ grid, has_tokens }) {
+    if (!grid) return ["off"];
+    return has_tokens === false ? OVERLAYS.filter((overlay) => overlay !== "tokens") : OVERLAYS;
+  }
+
   /** Field → [how its text is read (undefined: not valid), value at the start]. */
   function describe(summary) {
-    const { patterns, settings, triples, queries, grid } = summary;
+    const { patterns, settings, triples, queries } = summary;
     const known = (column) => oneOf(["", ...new Set(column)]);
     return {
       tab: [oneOf(TABS), TABS[0]],
       query: [oneOf(queries), null],
       pattern: [oneOf(patterns.map(({ id }) => id)), patterns[patterns.length - 1].id],
       setting: [oneOf(settings.map(({ id }) => id)), settings[0].id],
-      overlay: [oneOf(grid ? OVERLAYS : ["off"]), "off"],
+      overlay: [oneOf(overlaysOf(summary)), "off"],
       source: [oneOf([...Array(SOURCES).keys()]), 0],
       token: [(text) => (text === "extra" ? text : wholeNumber(text)), 0],
       camera: [known(triples.camera), ""],
@@ -103,5 +109,5 @@
   /** @param {function(Set<string>)} listener called with the names of the fields that changed. */
   const onChange = (listener) => listeners.push(listener);
 
-  REPORT.state = { values, start, set, cycle, onChange, TABS, OVERLAYS };
+  REPORT.state = { values, start, set, cycle, onChange, TABS, overlaysOf };
 })();

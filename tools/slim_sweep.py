@@ -1,0 +1,186 @@
+"""Score slimmed models at several layers and keep ratios: `python -m tools.slim_sweep --help`.
+
+Slimming has no weights, so that a trained model can be slimmed as it is. For every choice of layers and every
+keep ratio, the command evaluates each of the given checkpoints, and draws mAP against multiply-adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from config import load_config
+from datasets.build import DataBundle, build_data
+from engine.arguments import add_config_arguments
+from engine.build import make_device, make_evaluation
+from engine.checkpoint import save_json
+from engine.setup import run_command, setup_log
+from evaluation.build import make_evaluator
+from modeling.flops import count_multiply_adds
+from modeling.make_model import make_model
+from modeling.weights import load_model
+from structures import UserError
+
+logger = logging.getLogger(__name__)
+
+FULL = "all patches"
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """One way of slimming.
+
+    Attributes:
+        layers: see MODEL.SLIM_LAYERS; empty for the whole model.
+        keep: see MODEL.SLIM_KEEP.
+        gflops: multiply-adds of the whole model for one triple.
+        mean_ap: of each checkpoint, last return pattern, in percent.
+        rank_1: likewise.
+        precision: share of the patches left that lie on the person, mean over modalities, of each
+            checkpoint, in percent; empty where it is not known.
+    """
+
+    layers: tuple[int, ...]
+    keep: float
+    gflops: float
+    mean_ap: list[float]
+    rank_1: list[float]
+    precision: list[float]
+
+
+def measure(args: argparse.Namespace, layers: tuple[int, ...], keep: float, data: DataBundle) -> SweepPoint:
+    """Evaluate every checkpoint with one way of slimming."""
+    words = ["MODEL.SLIM_LAYERS", str(list(layers)), "MODEL.SLIM_KEEP", str(keep)]
+    cfg = load_config(args.config_file, [*args.settings, *words])
+    device = make_device(cfg)
+    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+    gflops = sum(count_multiply_adds(model).values()) / 1e9
+    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
+    evaluate = make_evaluation(cfg, data.test_loader, evaluator, device)
+    point = SweepPoint(layers, keep, gflops, [], [], [])
+    for weights in args.weights:
+        load_model(model, weights)
+        result = evaluate(model.to(device))
+        point.mean_ap.append(100 * result.main.mean_ap)
+        point.rank_1.append(100 * result.main.rank(1))
+        if result.slimming is not None:
+            point.precision.append(100 * float(np.mean(result.slimming.precision)))
+    return point
+
+
+def table(points: Sequence[SweepPoint]) -> str:
+    """One row per way of slimming; means and standard deviations over the checkpoints."""
+    full = points[0]
+    lines = [
+        f"{'layers':<12} {'keep':>5} {'GFLOPs':>8} {'share':>6} {'mAP':>13} {'R-1':>13} {'on person':>13}"
+    ]
+    for point in points:
+        columns = [_mean_and_spread(v) for v in (point.mean_ap, point.rank_1, point.precision)]
+        name = str(list(point.layers)) if point.layers else FULL
+        keep = f"{point.keep:.2f}" if point.layers else ""
+        share = point.gflops / full.gflops
+        lines.append(
+            f"{name:<12} {keep:>5} {point.gflops:>8.4f} {share:>6.2f} "
+            + " ".join(f"{c:>13}" for c in columns)
+        )
+    return "\n".join(lines)
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    if not values:
+        return "–"
+    spread = f" ± {_spread(values):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{spread}"
+
+
+def _spread(values: Sequence[float]) -> float:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+
+def draw(points: Sequence[SweepPoint]) -> Figure:
+    """MAP against multiply-adds: one line per choice of layers, the whole model as a star."""
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.subplots()
+    full, *slimmed = points
+    markers = iter("osD^vP*X<>")
+    for layers in dict.fromkeys(point.layers for point in slimmed):
+        line = sorted((p for p in slimmed if p.layers == layers), key=lambda p: p.gflops)
+        axes.errorbar(
+            [p.gflops for p in line],
+            [np.mean(p.mean_ap) for p in line],
+            yerr=[_spread(p.mean_ap) for p in line],
+            marker=next(markers),
+            markersize=4,
+            linewidth=1,
+            label=f"after {', '.join(map(str, layers))}",
+            capsize=2,
+            elinewidth=0.8,
+        )
+        for point in line:
+            axes.annotate(
+                f"{point.keep:g}", (point.gflops, float(np.mean(point.mean_ap))), fontsize=6,
+                textcoords="offset points", xytext=(3, 3),
+            )  # fmt: skip
+    axes.errorbar(
+        full.gflops,
+        np.mean(full.mean_ap),
+        yerr=_spread(full.mean_ap),
+        marker="*",
+        markersize=11,
+        color="black",
+        linestyle="none",
+        label=FULL,
+        capsize=2,
+        elinewidth=0.8,
+    )
+    axes.set_xlabel("GFLOPs (multiply-adds for one triple)")
+    axes.set_ylabel("mAP")
+    axes.grid(alpha=0.3)
+    axes.legend(title="slimmed", frameon=False, fontsize=8)
+    return figure
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """A list of blocks such as [2,3]."""
+    try:
+        layers = ast.literal_eval(text)
+        return tuple(int(layer) for layer in layers)
+    except (ValueError, SyntaxError, TypeError):
+        raise UserError(f"--layers takes lists of blocks such as [2,3] [1,2,3], not {text!r}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure all combinations, log a table, write JSON and a figure."""
+    parser = argparse.ArgumentParser(description="Score slimmed models at several layers and keep ratios.")
+    add_config_arguments(parser, default="the defaults alone")
+    parser.add_argument(
+        "--weights", nargs="+", required=True, help="checkpoints, for example of several seeds"
+    )
+    parser.add_argument("--layers", nargs="+", default=["[3,6,9]"], help="lists such as [3,6,9] [6]")
+    parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.7, 0.9], help="keep ratios")
+    parser.add_argument("--output", type=Path, default=Path("slimming"), help="OUTPUT.png and OUTPUT.json")
+    args = parser.parse_intermixed_args(argv)
+    cfg = load_config(args.config_file, args.settings)
+    ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
+    setup_log()
+    data = build_data(cfg)
+    logging.getLogger("modeling").setLevel(logging.WARNING)  # each model and each checkpoint would be told
+    points = [measure(args, layers, keep, data) for layers, keep in tqdm(ways, desc="sweep", unit="way")]
+
+    logger.info("%d checkpoints, mean ± standard deviation\n%s", len(args.weights), table(points))
+    content = {"weights": args.weights, "points": [asdict(point) for point in points]}
+    save_json(args.output.with_suffix(".json"), content)
+    draw(points).savefig(args.output.with_suffix(".png"), dpi=150)
+    logger.info("wrote %s and %s", args.output.with_suffix(".json"), args.output.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    run_command(main)
