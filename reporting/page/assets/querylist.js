@@ -217,7 +217,11 @@
         ),
         element("span", { class: "ap" }, skipped ? "skipped" : fixed(ap)),
         hitStrip(result, STRIP_LENGTH),
-        element("span", { class: "first" }, skipped ? "" : `first at ${first}`),
+        element(
+          "span",
+          { class: "first", title: "rank of the first right match" },
+          skipped ? "" : `first ${first}`,
+        ),
       );
     }
 
