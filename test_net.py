@@ -1,13 +1,15 @@
 """Evaluate a trained model: `python test_net.py --config_file F TEST.WEIGHT runs/…/best.pth`."""
 
-from __future__ import annotations
+from engine.arguments import test_arguments
+
+if __name__ == "__main__":
+    test_arguments(None)  # --help and mistakes are answered before the slow imports
 
 import logging
 from collections.abc import Sequence
 
 from config import ConfigError, load_config, warn_about_unused
 from datasets.build import build_data
-from engine.arguments import test_arguments
 from engine.build import make_device, missing_settings
 from engine.checkpoint import save_arrays
 from engine.distributed import World
@@ -38,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = make_device(cfg, world)
     logger.info("%s, device %s", describe_software(), device)
     seed_everything(cfg.SOLVER.SEED)
-
     with world.joined(device):
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)

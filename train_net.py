@@ -1,13 +1,15 @@
 """Train a model: `python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml KEY VALUE …`."""
 
-from __future__ import annotations
+from engine.arguments import train_arguments
+
+if __name__ == "__main__":
+    train_arguments(None)  # --help and mistakes are answered before the slow imports
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from config import check_resumable, load_config, warn_about_unused
 from datasets.build import build_data
-from engine.arguments import train_arguments
 from engine.build import make_device, make_evaluation, make_train_settings
 from engine.checkpoint import find_checkpoint
 from engine.distributed import World
@@ -35,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
         check_resumable(earlier["config"], cfg, force=args.force)
-
     with world.joined(device):
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
@@ -44,7 +45,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.MODEL.PRETRAIN_PATH_T and earlier is None:
             load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
         model.to(device).gather_batch = world.gather_batch
-
         evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
         test = make_evaluation(cfg, data.test_loader, evaluator, device, world)
         with_controls = cfg.TEST.CONTROLS and earlier is None

@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 HARMLESS = {
     "OUTPUT_DIR",
     "DATASETS.ROOT_DIR",
+    "DATALOADER.CACHE",
     "DATALOADER.NUM_WORKERS",
     "MODEL.DEVICE_ID",
     "SOLVER.CHECKPOINT_PERIOD",

@@ -71,6 +71,7 @@ _C.DATALOADER = CfgNode()
 _C.DATALOADER.NUM_WORKERS = 8  # processes that load images; 0 loads in the main process
 _C.DATALOADER.SAMPLER = "softmax_triplet"  # only softmax_triplet: P identities x K images
 _C.DATALOADER.NUM_INSTANCE = 8  # K, images per identity in a batch
+_C.DATALOADER.CACHE = "none"  # ram: keep resized images in memory that the loading processes share; or none
 _C.DATALOADER.ON_ERROR = "stop"  # at an unreadable training image: stop, or skip to another of the identity
 
 _C.SOLVER = CfgNode()

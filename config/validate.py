@@ -25,6 +25,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
     "MODEL.SLIM_SCORE": ("attention", "cosine"),
+    "DATALOADER.CACHE": ("none", "ram"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
     "SOLVER.OPTIMIZER_NAME": ("Adam", "AdamW", "SGD"),
     "TEST.NECK_FEAT": ("before", "after"),

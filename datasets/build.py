@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
+from datasets.cache import RamCache, make_caches
 from datasets.dataset import DatasetError, MultiModalDataset, Sample, Scan, Splits, collate
 from datasets.msvr310 import read_msvr310, scan_msvr310
 from datasets.rgbnt100 import read_rgbnt100, scan_rgbnt100
@@ -101,6 +102,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
     )
     distinct = {record.paths: record for record in (*splits.query, *splits.gallery)}
     row_of = {paths: row for row, paths in enumerate(distinct)}
+    train_cache, test_cache = _make_caches(cfg, len(splits.train), len(distinct), num_processes=num_processes)
     return DataBundle(
         train_loader=_make_loader(
             MultiModalDataset(
@@ -108,6 +110,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
                 train_transform,
                 cfg.SOLVER.SEED,
                 replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
+                cache=train_cache,
             ),
             batch_size=cfg.SOLVER.IMS_PER_BATCH // num_processes,
             num_workers=cfg.DATALOADER.NUM_WORKERS,
@@ -116,7 +119,12 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         ),
         sampler=sampler,
         test_loader=_make_loader(
-            MultiModalDataset(tuple(distinct.values()), test_transform, mask_transform=test_transform.mask),
+            MultiModalDataset(
+                tuple(distinct.values()),
+                test_transform,
+                mask_transform=test_transform.mask,
+                cache=test_cache,
+            ),
             batch_size=cfg.TEST.IMS_PER_BATCH,
             num_workers=cfg.DATALOADER.NUM_WORKERS,
             # A block of consecutive rows for each process: joined by rank, they are in order again.
@@ -183,6 +191,15 @@ def _number(kind: str, splits: Splits, *, unseen: str) -> tuple[Splits, list[int
         return replace(record, **changed)
 
     return Splits(*(tuple(map(renumber, split)) for split in splits)), old_numbers
+
+
+def _make_caches(cfg: CfgNode, *counts: int, num_processes: int) -> list[RamCache] | list[None]:
+    """For each number of triples what DATALOADER.CACHE says: a cache, or none."""
+    if cfg.DATALOADER.CACHE == "none":
+        return [None for _ in counts]
+    # torchrun may have started processes on other machines, which have memory of their own.
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+    return make_caches(*counts, size=tuple(cfg.INPUT.SIZE_TRAIN), num_processes=local)
 
 
 def _outlive_signals(_: int) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import NamedTuple
 
+from datasets.cache import RamCache
 from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
 
 IMAGE_FORMATS = ("JPEG", "PNG")
@@ -132,6 +133,22 @@ class Sample:
     unreadable: tuple[str, ...] = ()
 
 
+class Transform(Protocol):
+    """From images to tensors, in two steps: what is always the same, and what each draw does anew.
+
+    Attributes:
+        size: height and width of the result.
+    """
+
+    size: tuple[int, int]
+
+    def resize(self, image: Image.Image) -> Tensor:
+        """An RGB image → (3, H, W) bytes; nothing is random."""
+
+    def __call__(self, images: Tensor, out: Tensor) -> None:
+        """From bytes, left as they are, to floats, both (3, 3, H, W); may use torch's global generator."""
+
+
 class MultiModalDataset(Dataset[Sample]):
     """Reads and transforms triples.
 
@@ -143,59 +160,68 @@ class MultiModalDataset(Dataset[Sample]):
     def __init__(
         self,
         records: Sequence[ImageRecord],
-        transform: Callable[[PerModality[Image.Image]], PerModality[Tensor]],
+        transform: Transform,
         seed: int = 0,
         *,
         mask_transform: Callable[[Image.Image], Tensor] | None = None,
         replace_unreadable: bool = False,
+        cache: RamCache | None = None,
     ) -> None:
         """Hold the records; nothing is read yet.
 
         Args:
             records: the triples.
-            transform: turns three RGB images into three (3, H, W) tensors; may use torch's global generator.
+            transform: turns three RGB images into three (3, H, W) tensors.
             seed: non-negative; decides the augmentation.
             mask_transform: turns a grey-scale image into an (H, W) mask. Without it no masks are read.
             replace_unreadable: read another triple of the same identity where an image cannot be read,
                 instead of raising an error.
+            cache: keeps resized images, with a place for each record; without it files are read every time.
+                Masks are always read.
         """
         self.records = tuple(records)
         self._transform = transform
         self._seed = seed
         self._mask_transform = mask_transform
         self._replace_unreadable = replace_unreadable
+        self._cache = cache
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __getitem__(self, key: SampleKey | int) -> Sample:
         """Read one triple; a plain index stands for its first draw in epoch 0."""
-        if not isinstance(key, SampleKey):
-            key = SampleKey(key)
-        record, images, unreadable = self._read(key)
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[SampleKey | int]) -> list[Sample]:
+        """Read the triples of a batch side by side into one tensor, so that `collate` need not copy them."""
+        images = _new_tensor(len(Modality), len(keys), 3, *self._transform.size)
+        wanted = (key if isinstance(key, SampleKey) else SampleKey(key) for key in keys)
+        return [self._sample(key, images[:, place]) for place, key in enumerate(wanted)]
+
+    def _sample(self, key: SampleKey, out: Tensor) -> Sample:
+        """One triple; its images are written to `out`, (3, 3, H, W)."""
+        row, resized, unreadable = self._read(key)
+        record = self.records[row]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
             torch.default_generator.manual_seed(_seed_of(self._seed, key))
-            tensors = self._transform_present(images)
+            self._transform(resized, out)
+        images = PerModality(*out)
+        for path, image in zip(record.paths, images, strict=True):
+            if path is None:
+                image.zero_()
         mask = None
         if self._mask_transform is not None and record.mask_path is not None:
             mask = self._mask_transform(_read_image(record.mask_path, "mask", mode="L"))
-        return Sample(tensors, record, mask, unreadable)
+        return Sample(images, record, mask, unreadable)
 
-    def _transform_present(self, images: PerModality[Image.Image | None]) -> PerModality[Tensor]:
-        """Transform the images; one that is not there becomes zeros of the same shape."""
-        stand_in = next(image for image in images if image is not None)
-        tensors = self._transform(images.map(lambda image: stand_in if image is None else image))
-        return PerModality.build(
-            lambda m: torch.zeros_like(tensors.of(m)) if images.of(m) is None else tensors.of(m)
-        )
-
-    def _read(self, key: SampleKey) -> tuple[ImageRecord, PerModality[Image.Image | None], tuple[str, ...]]:
-        """The wanted triple or the one in its place, its images, and the files that could not be read."""
+    def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
+        """The wanted record or the one in its place, its images, and the files that could not be read."""
         failures: list[UnreadableImageError] = []
-        for record in self._candidates(key):
+        for row in self._candidates(key):
             try:
-                return record, read_images(record), tuple(failure.summary for failure in failures)
+                return row, self._resized(row), tuple(failure.summary for failure in failures)
             except UnreadableImageError as error:
                 if not self._replace_unreadable:
                     raise
@@ -205,17 +231,33 @@ class MultiModalDataset(Dataset[Sample]):
             f"read, so that nothing can replace it; the first failure: {failures[0]}"
         )
 
-    def _candidates(self, key: SampleKey) -> Iterator[ImageRecord]:
+    def _resized(self, row: int) -> Tensor:
+        """The images of a record, from the cache or from disk, (3, 3, H, W) bytes."""
+        images = None if self._cache is None else self._cache.get(row)
+        if images is None:
+            images = self._read_and_resize(self.records[row])
+            if self._cache is not None:
+                self._cache.put(row, images)
+        return images
+
+    def _read_and_resize(self, record: ImageRecord) -> Tensor:
+        resized = torch.zeros(len(Modality), 3, *self._transform.size, dtype=torch.uint8)
+        for target, image in zip(resized, read_images(record), strict=True):
+            if image is not None:
+                target.copy_(self._transform.resize(image))
+        return resized
+
+    def _candidates(self, key: SampleKey) -> Iterator[int]:
         """The wanted record, then the others of its identity in an order that depends on the key alone."""
+        yield key.index
         wanted = self.records[key.index]
-        yield wanted
         others = [
             row
             for row, record in enumerate(self.records)
             if record.person_id == wanted.person_id and row != key.index
         ]
         rng = np.random.default_rng((self._seed, key.epoch, key.index, key.draw))
-        yield from (self.records[row] for row in rng.permutation(others))
+        yield from map(int, rng.permutation(others))
 
 
 def collate(samples: Sequence[Sample]) -> ModalBatch:
@@ -223,13 +265,37 @@ def collate(samples: Sequence[Sample]) -> ModalBatch:
     records = [sample.record for sample in samples]
     masks = [sample.person_mask for sample in samples if sample.person_mask is not None]
     return ModalBatch(
-        images=PerModality.build(lambda m: torch.stack([sample.images.of(m) for sample in samples])),
+        images=PerModality.build(lambda m: _stack([sample.images.of(m) for sample in samples])),
         person_ids=torch.tensor([record.person_id for record in records]),
         camera_ids=torch.tensor([record.camera_id for record in records]),
         scene_ids=torch.tensor([record.scene_id for record in records]),
         names=tuple(record.name for record in records),
         person_masks=torch.stack(masks) if len(masks) == len(samples) else None,
         unreadable=tuple(text for sample in samples for text in sample.unreadable),
+    )
+
+
+def _new_tensor(*shape: int) -> Tensor:
+    """Of floats with any values; in a loader process it lies in the memory that the main process reads."""
+    if get_worker_info() is None:
+        return torch.empty(shape)
+    storage = torch.UntypedStorage._new_shared(torch.Size(shape).numel() * torch.float32.itemsize)
+    return torch.empty(0).set_(storage).view(shape)
+
+
+def _stack(images: Sequence[Tensor]) -> Tensor:
+    """Stack B images to (B, 3, H, W); without a copy if they stand one behind the other already."""
+    first, step = images[0], images[0].numel()
+    stand_in_line = all(
+        image.is_contiguous()
+        and image.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and image.storage_offset() == first.storage_offset() + place * step
+        for place, image in enumerate(images)
+    )
+    return (
+        first.as_strided((len(images), *first.shape), (step, *first.stride()))
+        if stand_in_line
+        else torch.stack([*images])
     )
 
 
@@ -296,7 +362,8 @@ def _cut_strip(path: Path) -> Iterator[Image.Image]:
 def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
     try:
         with open_image(path) as image:
-            return image.convert(mode)  # decodes the whole file, so that a truncated one fails here
+            image.load()  # decodes the whole file, so that a truncated one fails here
+            return image if image.mode == mode else image.convert(mode)
     except Exception as error:  # what a broken file raises differs from decoder to decoder
         name, reason = on_one_line(path), reason_of(error)
         raise UnreadableImageError(

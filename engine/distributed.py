@@ -79,13 +79,12 @@ class World:
         dist.all_gather_object(parts, part)
         return parts
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set in any process; all processes get the same answer."""
-        if self.size == 1:
-            return flag
-        number = torch.tensor(int(flag), device=device)
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-        return bool(number.item())
+    def any(self, flag: bool, device: torch.device) -> Tensor:
+        """1 if the flag is set in any process, else 0: a scalar on the device, the same for all processes."""
+        number = torch.full((), float(flag), device=device)
+        if self.size > 1:
+            dist.all_reduce(number, dist.ReduceOp.MAX)
+        return number
 
 
 class _GatherBatch(torch.autograd.Function):

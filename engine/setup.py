@@ -61,6 +61,8 @@ def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
         overwrite: the folder may hold an earlier run; `begin_run` removes it when the new one is ready.
         resume: go on with the run that the folder holds.
     """
+    if overwrite and resume:
+        raise UserError("--resume and --overwrite contradict each other; give one of them")
     if not World.from_environment().is_main:
         setup_log()
         return

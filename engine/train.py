@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import re
-import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from engine.checkpoint import random_states, restore_random_states, save_checkpoint, save_json
 from engine.distributed import World
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
+from engine.meter import Meter, Reading
 from engine.results import EvaluationResult
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError, on_one_line
@@ -91,27 +91,28 @@ class Trainer:
             self.parallel = DistributedDataParallel(
                 model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
             )
-        self._board: SummaryWriter | None = None
+        self.lag = 1 if device.type == "cuda" else 0  # steps after which a number is read; see `Meter`
+        self._stop_flags: deque[Reading] = deque()
         self._last_losses: Mapping[str, float] = {}
 
     def resume(self, content: Mapping[str, Any]) -> None:
         """Go on from the content of a checkpoint that `run` has written."""
-        settings_now = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
         try:
             self.model.load_state_dict(content["model"])
-            self.optimizer.load_state_dict(content["optimizer"])
-        except (RuntimeError, ValueError) as error:
+        except RuntimeError as error:
             reason = on_one_line(str(error))[:200]
             raise UserError(
                 f"the checkpoint does not fit the model of this configuration: {reason}"
             ) from None
-        for group, now in zip(self.optimizer.param_groups, settings_now, strict=True):
-            # The configuration decides, which --force may have changed; it may have no `lr_scale` any more.
-            group.pop("lr_scale", None)
-            group.update(now)
+        # The configuration decides on the settings of the groups, which --force may have changed.
+        groups = self.optimizer.state_dict()["param_groups"]
+        earlier = content["optimizer"]
+        if [group["params"] for group in earlier["param_groups"]] != [group["params"] for group in groups]:
+            raise UserError(
+                "the optimiser of the checkpoint has other groups of parameters than this configuration; "
+                "resume with the settings and the version of the program that the run was started with"
+            )
+        self.optimizer.load_state_dict({"state": earlier["state"], "param_groups": groups})
         if content["scaler"] and self.mixed_precision:
             self.scaler.load_state_dict(content["scaler"])
         self.progress = Progress(**content["progress"])
@@ -134,10 +135,12 @@ class Trainer:
             raise UserError(
                 "the processes resume from different steps; give all machines the same run folder"
             )
-        self._started_at = (time.perf_counter(), progress.step)
+        board: SummaryWriter | None = None
         if self.world.is_main:
-            board = str(self.folder / "tensorboard")
-            self._board = SummaryWriter(board, purge_step=progress.step + 1 if progress.step else None)
+            # A long queue, since a full one makes the step wait for the disk.
+            purge_step = progress.step + 1 if progress.step else None
+            board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge_step, max_queue=1000)
+        self.meter = Meter(progress, epochs=self.settings.epochs, board=board, lag=self.lag)
         result: EvaluationResult | None = None
         try:
             with self.stop.listen():
@@ -147,8 +150,8 @@ class Trainer:
             self._save()
             raise RunStopped(*self._stop_message()) from None
         finally:
-            if self._board is not None:
-                self._board.close()
+            if board is not None:
+                board.close()
         if progress.unreadable:
             names = "\n  ".join(progress.unreadable)
             logger.warning("%d training images could not be read:\n  %s", len(progress.unreadable), names)
@@ -186,15 +189,14 @@ class Trainer:
 
     def _train_epoch(self, epoch: int) -> dict[str, Any]:
         """One pass over the batches that are left; returns the means of the epoch."""
-        progress = self.progress
+        progress, meter = self.progress, self.meter
         self.schedule.step(epoch)
         self.on_epoch(epoch)
         self.set_epoch(epoch, progress.steps_in_epoch)
         self.model.train()
-        rates = self._learning_rates()
+        rates = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
         num_steps = progress.steps_in_epoch + len(self.loader)
-        num_images = 0
-        start = time.perf_counter()
+        meter.begin_epoch(num_steps, rates)
         bar = tqdm(
             self._batches(),
             f"epoch {epoch}/{self.settings.epochs}",
@@ -205,36 +207,19 @@ class Trainer:
             disable=None if self.world.is_main else True,
         )
         for batch in bar:
-            values = self._train_step(batch.to(self.device), epoch)
+            values, gradient_norm = self._train_step(batch.to(self.device), epoch)
             progress.step += 1
             progress.steps_in_epoch += 1
-            num_images += 3 * len(batch) * self.world.size
-            for name, value in values.items():
-                progress.sums[name] = progress.sums.get(name, 0.0) + value
-                self._scalar(f"train/{name}", value, progress.step)
-            for name, rate in rates.items():
-                self._scalar("lr/" + re.sub(r"\W+", "_", name), rate, progress.step)
-            speed = num_images / (time.perf_counter() - start)
-            means = self._means()
-            status = f"loss {means['loss']:.3f} accuracy {means['accuracy']:.1%} {speed:.0f} images/s"
-            bar.set_postfix_str(f"{status} ETA {self._remaining(num_steps)}")
-            if (
-                progress.steps_in_epoch % self.settings.log_period == 0
-                or progress.steps_in_epoch == num_steps
-            ):
-                logger.info(
-                    "epoch %d/%d step %d/%d %s gradient %.2f lr %s ETA %s",
-                    epoch,
-                    self.settings.epochs,
-                    progress.steps_in_epoch,
-                    num_steps,
-                    status,
-                    means.get("gradient_norm", math.nan),
-                    " ".join(f"{name} {rate:.2e}" for name, rate in rates.items()),
-                    self._remaining(num_steps),
-                )
+            meter.book(values, gradient_norm, num_images=3 * len(batch) * self.world.size)
+            status, remaining = meter.status(), meter.remaining()
+            bar.set_postfix_str(f"{status} ETA {remaining}")
+            done = progress.steps_in_epoch
+            if done % self.settings.log_period == 0 or done == num_steps:
+                where = f"epoch {epoch}/{self.settings.epochs} step {done}/{num_steps}"
+                logger.info("%s %s %s ETA %s", where, status, meter.details(), remaining)
             self._check_stop()
-        return {**self._means(), "lr": rates}
+        meter.settle()
+        return {**meter.means(), "lr": rates}
 
     def _batches(self) -> Iterator[ModalBatch]:
         """The loader's batches; remembers the images that it had to replace."""
@@ -247,27 +232,34 @@ class Trainer:
                 ]
                 yield batch
 
-    def _train_step(self, batch: ModalBatch, epoch: int) -> dict[str, float]:
-        """One optimiser step; returns the named losses, their sum, accuracy and gradient norm."""
+    def _train_step(self, batch: ModalBatch, epoch: int) -> tuple[dict[str, float], Reading]:
+        """One optimiser step.
+
+        The loss is read and checked after the backward pass has begun and before the step: the device has
+        work while the host looks, and no weight ever takes a step from a loss that is not finite.
+
+        Returns:
+            The named losses, their sum and the accuracy; the gradient norm before clipping.
+        """
         with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
             output: ModelOutput = self.parallel(batch)
             person_ids = self.world.gather_batch(batch.person_ids)
             losses = self.criterion(output, person_ids)
         loss = torch.stack(list(losses.values())).sum()
-        values = {name: value.item() for name, value in losses.items()} | {"loss": loss.item()}
-        if not math.isfinite(values["loss"]):
-            raise NonFiniteLossError(self._non_finite_message(values, batch, epoch))
-        self._last_losses = values
+        reading = Reading({**losses, "loss": loss, "accuracy": _accuracy(output, person_ids)})
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
+        values = reading.wait()
+        loss_values = {name: values[name] for name in (*losses, "loss")}
+        if not math.isfinite(values["loss"]):
+            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch))
+        self._last_losses = loss_values
         self.scaler.unscale_(self.optimizer)
         limit = self.settings.clip_grad or math.inf
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        values |= {"accuracy": _accuracy(output, person_ids)}
-        # Mixed precision leaves out a step whose gradients overflow, and lowers its scale.
-        return values | ({"gradient_norm": norm.item()} if norm.isfinite() else {"skipped_steps": 1.0})
+        return values, Reading({"gradient_norm": norm})
 
     def _non_finite_message(self, values: Mapping[str, float], batch: ModalBatch, epoch: int) -> str:
         def show(losses: Mapping[str, float]) -> str:
@@ -283,11 +275,11 @@ class Trainer:
         with self.stop.excuse_loader():
             result = self.evaluate(self._check_stop)
         for pattern, metrics in result.ranking.items():
-            self._scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
-            self._scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
-        if self._board is not None:
+            self.meter.scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
+            self.meter.scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+        if self.meter.board is not None:
             for name, picture in self.draw_pictures().items():
-                self._board.add_image(name, picture, epoch)
+                self.meter.board.add_image(name, picture, epoch)
         logger.info(
             "epoch %d: mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,
@@ -299,6 +291,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Write last.pth: all that `resume` needs."""
+        self.meter.settle()
         states = self.world.gather_objects(random_states(self.device))
         unreadable = self.world.gather_objects(self.progress.unreadable)
         self.progress.unreadable = sorted(set().union(*unreadable))
@@ -314,8 +307,15 @@ class Trainer:
             )
 
     def _check_stop(self) -> None:
-        """Stop if a signal has reached any of the processes; all of them stop after the same step."""
-        if self.world.any(self.stop.signal is not None, self.device):
+        """Stop if a signal has reached any of the processes; all of them stop after the same step.
+
+        Several processes on CUDA stop one step later, since no step waits for the answer of the others.
+        """
+        stop = self.stop.signal is not None
+        if self.world.size > 1:
+            self._stop_flags.append(Reading({"stop": self.world.any(stop, self.device)}))
+            stop = len(self._stop_flags) > self.lag and bool(self._stop_flags.popleft().wait()["stop"])
+        if stop:
             raise StopRequested
 
     def _stop_message(self) -> tuple[str, int]:
@@ -326,26 +326,8 @@ class Trainer:
         )
         return message, 128 + (self.stop.signal or 15)
 
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        if self._board is not None:
-            self._board.add_scalar(tag, value, step)
 
-    def _means(self) -> dict[str, float]:
-        return {name: total / self.progress.steps_in_epoch for name, total in self.progress.sums.items()}
-
-    def _learning_rates(self) -> dict[str, float]:
-        """The rates that are really used, by group name."""
-        return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
-
-    def _remaining(self, steps_per_epoch: int) -> str:
-        """Estimated time to the end of training."""
-        start, first_step = self._started_at
-        left = max(self.settings.epochs * steps_per_epoch - self.progress.step, 0)
-        seconds = (time.perf_counter() - start) * left / max(self.progress.step - first_step, 1)
-        return time.strftime("%H:%M:%S", time.gmtime(seconds))
-
-
-def _accuracy(output: ModelOutput, person_ids: Tensor) -> float:
+def _accuracy(output: ModelOutput, person_ids: Tensor) -> Tensor:
     """Share of training samples whose identity the heads name rightly, mean over heads."""
     hits = [(head.logits.argmax(dim=1) == person_ids).float().mean() for head in output.heads]
-    return torch.stack(hits).mean().item()
+    return torch.stack(hits).mean()

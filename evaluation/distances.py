@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from structures import UserError
+
+CHUNK_SIZE = 256  # queries at once, unless CHUNK_BYTES asks for fewer
+CHUNK_BYTES = 2**29  # of the distances that are held at once
+BLOCK_BYTES = 2**25  # of the features that are converted at once
+COPY_BYTES = 2**28  # up to this size a float64 copy of the gallery is held
 
 
 class SquaredEuclidean:
     """Squared Euclidean distances between features, in float64.
 
-    The whole matrix is never held: `of` makes the rows that are asked for.
+    The whole matrix is never held: `of` makes the rows that are asked for. A large gallery in float32 stays
+    as it is, and is converted block by block.
     """
 
     unit = "features"
@@ -25,10 +33,12 @@ class SquaredEuclidean:
         Raises:
             UserError: if a side is empty, a feature is not finite or the dimensions differ.
         """
-        self._query, self._gallery = checked_features(query_features, gallery_features)
-        self._query_norms = np.square(self._query).sum(axis=1)  # (Q,)
-        self._gallery_norms = np.square(self._gallery).sum(axis=1)  # (G,)
-        self._twins = _first_equal_row(self._gallery)  # (G,)
+        check_features(query_features, gallery_features)
+        self._query, self._gallery = query_features, gallery_features
+        if 8 * gallery_features.size <= COPY_BYTES:
+            self._gallery = gallery_features.astype(np.float64, copy=False)
+        self._gallery_norms = _squared_norms(self._gallery)  # (G,)
+        self._repeated, self._first = _repeated_rows(self._gallery)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -36,10 +46,19 @@ class SquaredEuclidean:
         return len(self._query), len(self._gallery)
 
     def of(self, queries: slice) -> np.ndarray:
-        """The squared distances of some queries to all gallery items, (Q', G)."""
-        products = self._query[queries] @ self._gallery.T
-        distances = self._query_norms[queries, None] + (self._gallery_norms - 2 * products)
-        return np.take(distances, self._twins, axis=1)
+        """The squared distances of some queries to all gallery items, (Q', G), a new array."""
+        query = self._query[queries].astype(np.float64, copy=False)
+        distances = np.empty((len(query), len(self._gallery)))
+        doubled = -2 * query
+        for block in _blocks(self._gallery):
+            gallery = self._gallery[block].astype(np.float64, copy=False)
+            np.matmul(doubled, gallery.T, out=distances[:, block])
+        norms = np.square(query).sum(axis=1)
+        for row, norm in zip(distances, norms, strict=True):  # one by one, so that it stays in the cache
+            row += self._gallery_norms
+            row += norm
+            row[self._repeated] = row[self._first]
+        return distances
 
     def in_gallery(self, places: np.ndarray) -> SquaredEuclidean:
         """The distances to some of the gallery items, given by their places."""
@@ -68,12 +87,12 @@ class GivenDistances:
         for side, count in zip(("query", "gallery"), matrix.shape, strict=True):
             if count == 0:
                 raise UserError(f"the {side} is empty; there is nothing to rank")
-        num_broken = int((~np.isfinite(matrix)).sum())
+        num_broken = matrix.size - np.count_nonzero(np.isfinite(matrix))
         if num_broken:
             raise UserError(
                 f"{num_broken} of {matrix.size} distances are NaN or infinite; they cannot be ranked"
             )
-        self._matrix = matrix
+        self._matrix = matrix.astype(np.result_type(matrix, np.float32), copy=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,8 +101,8 @@ class GivenDistances:
         return num_queries, num_gallery
 
     def of(self, queries: slice) -> np.ndarray:
-        """The distances of some queries to all gallery items, (Q', G)."""
-        return self._matrix[queries]
+        """The distances of some queries to all gallery items, (Q', G), a new array."""
+        return self._matrix[queries].copy()
 
     def in_gallery(self, places: np.ndarray) -> GivenDistances:
         """The distances to some of the gallery items, given by their places."""
@@ -95,37 +114,75 @@ class GivenDistances:
         return distances
 
 
-def checked_features(
-    query_features: np.ndarray, gallery_features: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Features of two sides, (Q, D) and (G, D), in float64, or a UserError if they cannot be compared."""
-    query, gallery = _checked_side("query", query_features), _checked_side("gallery", gallery_features)
-    if query.shape[1] != gallery.shape[1]:
+def rows_at_once(row_length: int, most: int) -> int:
+    """How many float64 rows of this length may be held at once: at most `most`, and within CHUNK_BYTES."""
+    return max(1, min(most, CHUNK_BYTES // (8 * row_length)))
+
+
+def nearest_places(distances: np.ndarray, top: int) -> np.ndarray:
+    """The `top` smallest of the finite distances (G,), or all of them, by distance and then by place."""
+    top = min(top, len(distances))
+    limit = min(np.partition(distances, top - 1)[top - 1], np.finfo(distances.dtype).max)
+    candidates = np.flatnonzero(distances <= limit)  # more than `top` if some tie with the last
+    return candidates[np.argsort(distances[candidates], kind="stable")[:top]]
+
+
+def check_features(query_features: np.ndarray, gallery_features: np.ndarray) -> None:
+    """Raise a UserError if the features of two sides, (Q, D) and (G, D), cannot be compared."""
+    _check_side("query", query_features)
+    _check_side("gallery", gallery_features)
+    if query_features.shape[1] != gallery_features.shape[1]:
         raise UserError(
-            f"query features have {query.shape[1]} dimensions and gallery features {gallery.shape[1]}; "
-            "they must come from the same model and return pattern"
+            f"query features have {query_features.shape[1]} dimensions and gallery features "
+            f"{gallery_features.shape[1]}; they must come from the same model and return pattern"
         )
-    return query, gallery
 
 
-def _checked_side(side: str, features: np.ndarray) -> np.ndarray:
-    """The features in float64, or a UserError that names the side."""
+def _check_side(side: str, features: np.ndarray) -> None:
+    """Raise a UserError that names the side if there are no features, or some are not finite."""
     if len(features) == 0:
         raise UserError(f"the {side} is empty; there is nothing to rank")
-    num_broken = int((~np.isfinite(features).all(axis=1)).sum())
+    num_broken = sum(int((~np.isfinite(features[block]).all(axis=1)).sum()) for block in _blocks(features))
     if num_broken:
         raise UserError(
             f"{num_broken} of {len(features)} {side} features contain NaN or infinity; the model has "
             "diverged or its weights are damaged"
         )
-    return features.astype(np.float64, copy=False)
 
 
-def _first_equal_row(features: np.ndarray) -> np.ndarray:
-    """For each row (G, D) the index of the first row equal to it, shape (G,).
+def _blocks(features: np.ndarray) -> Iterator[slice]:
+    """Parts of the rows (G, D) that need little memory in float64."""
+    size = max(1, BLOCK_BYTES // (8 * max(1, features.shape[1])))
+    return (slice(start, start + size) for start in range(0, len(features), size))
+
+
+def _squared_norms(features: np.ndarray) -> np.ndarray:
+    """The squared norm of each row, (G, D) to (G,), in float64."""
+    parts = [
+        np.square(features[block].astype(np.float64, copy=False)).sum(axis=1) for block in _blocks(features)
+    ]
+    return np.concatenate(parts)
+
+
+def _repeated_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows (G, D) that are equal to an earlier one, and for each of them the first row equal to it.
 
     A matrix product may round equal rows differently, by their place in memory. Reading the distance of the
     first of them makes equal features tie exactly, on every machine.
     """
+    hashes = np.concatenate([_hashes(features[block]) for block in _blocks(features)])
+    _, groups, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
     first: dict[bytes, int] = {}
-    return np.array([first.setdefault(row.tobytes(), index) for index, row in enumerate(features)])
+    pairs = [
+        (row, first.setdefault(features[row].tobytes(), row))
+        for row in np.flatnonzero(sizes[groups] > 1).tolist()  # only these can be equal to another
+    ]
+    repeated = np.array([pair for pair in pairs if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)
+    return repeated[:, 0], repeated[:, 1]
+
+
+def _hashes(features: np.ndarray) -> np.ndarray:
+    """A number for each row, (G, D) to (G,); equal rows have equal numbers, others hardly ever."""
+    words = np.ascontiguousarray(features, dtype=np.float64).view(np.uint64)
+    factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64)
+    return words @ factors

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.ranking import CHUNK_SIZE, RankedChunk, Retrieval
+from evaluation.distances import CHUNK_SIZE, nearest_places
+from evaluation.ranking import RankedChunk, Retrieval
 
 
 @dataclass(frozen=True)
@@ -43,23 +44,21 @@ def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> 
 
 def _nearest_in_chunk(chunk: RankedChunk, top: int) -> RankLists:
     """The lists of the queries of one chunk, with the distances by which they were ranked."""
-    num_queries = len(chunk.order)
-    ranks = chunk.ranks()
-    places = np.full((num_queries, top), -1)
-    distances = np.full((num_queries, top), np.nan)
-    queries, columns = np.nonzero(chunk.kept & (ranks <= top))
-    listed = (queries, ranks[queries, columns] - 1)
-    places[listed] = chunk.order[queries, columns]
-    distances[listed] = chunk.distances[queries, places[listed]]
-
-    has_hit = chunk.hits.any(axis=1)
-    queries = np.arange(num_queries)
-    first = chunk.hits.argmax(axis=1)
-    match_places = np.where(has_hit, chunk.order[queries, first], -1)
-    return RankLists(
-        places=places,
-        distances=distances,
-        match_ranks=np.where(has_hit, ranks[queries, first], 0),
-        match_places=match_places,
-        match_distances=np.where(has_hit, chunk.distances[queries, match_places], np.nan),
+    num_queries = len(chunk.distances)
+    lists = RankLists(
+        places=np.full((num_queries, top), -1),
+        distances=np.full((num_queries, top), np.nan),
+        match_ranks=np.zeros(num_queries, dtype=np.int64),
+        match_places=np.full(num_queries, -1),
+        match_distances=np.full(num_queries, np.nan),
     )
+    for query, distances in enumerate(chunk.distances):
+        places = nearest_places(distances, top)
+        lists.places[query, : len(places)] = places
+        lists.distances[query, : len(places)] = distances[places]
+    has_hit, first = np.unique(chunk.queries, return_index=True)
+    places = chunk.places[first]
+    lists.match_ranks[has_hit] = chunk.ranks[first]
+    lists.match_places[has_hit] = places
+    lists.match_distances[has_hit] = chunk.distances[has_hit, places]
+    return lists

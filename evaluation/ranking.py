@@ -4,37 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.distances import GivenDistances, SquaredEuclidean
+from evaluation.distances import CHUNK_SIZE, GivenDistances, SquaredEuclidean, rows_at_once
 from structures import RankingMetrics, UserError
 
 MAX_RANK = 50
-CHUNK_SIZE = 256
 
 
 class RankedChunk(NamedTuple):
-    """The rankings of some queries, Q' of them.
+    """Some queries, Q' of them, and their H right matches: query by query, and nearest first.
 
     Attributes:
-        queries: which ones.
-        distances: (Q', G), in the order of the gallery.
-        order: (Q', G) places in the gallery, nearest first.
-        kept: (Q', G), the items that count, nearest first.
-        hits: (Q', G), the right matches, nearest first; every hit is kept.
+        distances: (Q', G) from the queries to the gallery items; infinite where an item is dropped.
+        queries: (H,) in [0, Q'), ascending: whose right match it is.
+        places: (H,) in [0, G): which gallery item it is.
+        ranks: (H,) its rank, from 1.
     """
 
-    queries: slice
     distances: np.ndarray
-    order: np.ndarray
-    kept: np.ndarray
-    hits: np.ndarray
-
-    def ranks(self) -> np.ndarray:
-        """(Q', G), nearest first: the rank of each kept item, from 1; a dropped one has that before it."""
-        return self.kept.cumsum(axis=1)
+    queries: np.ndarray
+    places: np.ndarray
+    ranks: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -79,16 +73,65 @@ class Retrieval:
         )
 
     def chunks(self, chunk_size: int = CHUNK_SIZE) -> Iterator[RankedChunk]:
-        """The rankings, `chunk_size` queries at a time; memory grows with chunk_size * G."""
-        for start in range(0, len(self.query_ids), chunk_size):
-            queries = slice(start, start + chunk_size)
-            distances = self.distances.of(queries)
-            order = np.argsort(distances, axis=1, kind="stable")
-            same_id = self.query_ids[queries, None] == self.gallery_ids[order]
-            same_group = self.query_groups[queries, None] == self.gallery_groups[order]
-            yield RankedChunk(
-                queries, distances, order, kept=~(same_id & same_group), hits=same_id & ~same_group
-            )
+        """The right matches of at most `chunk_size` queries at a time; of fewer if the gallery is large."""
+        num_queries, num_gallery = self.distances.shape
+        by_id = np.argsort(self.gallery_ids, kind="stable")
+        # The items with the identity of a query are by_id[start : start + count], as the gallery has them.
+        starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
+        counts = np.searchsorted(self.gallery_ids, self.query_ids, "right", sorter=by_id) - starts
+        chunk_size = rows_at_once(num_gallery + 8 * counts.max(), chunk_size)
+        for first in range(0, num_queries, chunk_size):
+            chunk = slice(first, first + chunk_size)
+            distances = self.distances.of(chunk)
+            queries = np.repeat(np.arange(len(distances)), counts[chunk])
+            places = by_id[_ranges(starts[chunk], counts[chunk])]
+            dropped = self.query_groups[chunk][queries] == self.gallery_groups[places]
+            distances[queries[dropped], places[dropped]] = np.inf
+            queries, places = queries[~dropped], places[~dropped]
+            order = np.lexsort((distances[queries, places], queries))
+            queries, places = queries[order], places[order]
+            bounds = np.searchsorted(queries, np.arange(len(distances) + 1)).tolist()
+            before = [
+                items_before(row, places[start:end])
+                for row, (start, end) in zip(distances, pairwise(bounds), strict=True)
+            ]
+            yield RankedChunk(distances, queries, places, ranks=1 + np.concatenate(before))
+
+
+def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The numbers start, start + 1, ..., start + count - 1 of each pair, one pair after the other."""
+    before = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(starts - before, counts)
+
+
+def items_before(distances: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """How many items a stable sort puts before the given ones, found without sorting all items by place.
+
+    Items farther than the last of the given ones are left out. Of the others only the values are sorted, and
+    the given ones are searched among them. If one of these ties with another item, the places decide, and
+    the items left are sorted by place after all.
+
+    Args:
+        distances: (G,).
+        places: (M,) in [0, G), in the order of the stable sort: by distance, then by place.
+
+    Returns:
+        (M,) ascending.
+    """
+    if len(places) == 0:
+        return places
+    wanted = distances[places]
+    near = distances <= wanted[-1]
+    values = distances.compress(near)
+    values.sort()
+    before = values.searchsorted(wanted)
+    if np.array_equal(values.searchsorted(wanted, "right"), before + 1):
+        return before
+    candidates = near.nonzero()[0]
+    order = candidates[distances[candidates].argsort(kind="stable")]
+    is_wanted = np.zeros(len(distances), dtype=bool)
+    is_wanted[places] = True
+    return is_wanted[order].nonzero()[0]
 
 
 class QueryScores(NamedTuple):
@@ -129,7 +172,7 @@ def rank(
         query_groups: (Q,) cameras or scenes.
         gallery_groups: (G,) cameras or scenes.
         max_rank: length of the CMC curve; a smaller gallery shortens it to G.
-        chunk_size: queries ranked at once; memory grows with chunk_size * G.
+        chunk_size: the most queries that are ranked at once; fewer if the gallery is large.
 
     Returns:
         mAP, mINP and CMC over the queries that were scored.
@@ -188,16 +231,12 @@ def score_queries(retrieval: Retrieval, chunk_size: int = CHUNK_SIZE) -> QuerySc
 
 def _score_chunk(chunk: RankedChunk) -> QueryScores:
     """The scores of the queries of one chunk."""
-    size = len(chunk.hits)
+    size = len(chunk.distances)
     scores = QueryScores(np.full(size, np.nan), np.full(size, np.nan), np.zeros(size, dtype=np.int64))
-    has_hit = chunk.hits.any(axis=1)
-    hits, ranks = chunk.hits[has_hit], chunk.ranks()[has_hit]
-    num_hits = hits.sum(axis=1)
-    # Items dropped before the first kept one have rank 0.
-    precisions = hits.cumsum(axis=1) / np.maximum(ranks, 1)
-    first, last = hits.argmax(axis=1), hits.shape[1] - 1 - hits[:, ::-1].argmax(axis=1)
-    rows = np.arange(len(hits))
-    scores.average_precisions[has_hit] = (precisions * hits).sum(axis=1) / num_hits
-    scores.inverse_negative_penalties[has_hit] = num_hits / ranks[rows, last]
-    scores.first_hits[has_hit] = ranks[rows, first]
+    has_hit, starts, num_hits = np.unique(chunk.queries, return_index=True, return_counts=True)
+    hits_so_far = _ranges(np.ones_like(starts), num_hits)
+    precisions = hits_so_far / chunk.ranks
+    scores.average_precisions[has_hit] = np.add.reduceat(precisions, starts) / num_hits
+    scores.inverse_negative_penalties[has_hit] = num_hits / chunk.ranks[starts + num_hits - 1]
+    scores.first_hits[has_hit] = chunk.ranks[starts]
     return scores

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import pairwise
+
 import numpy as np
 from scipy import sparse
 
-from evaluation.distances import SquaredEuclidean, checked_features
+from evaluation.distances import SquaredEuclidean, check_features, nearest_places, rows_at_once
 from structures import UserError
 
-CHUNK_SIZE = 256
+CHUNK_SIZE = 8192
 
 
 def rerank(
@@ -43,7 +46,8 @@ def rerank(
         k1: neighbours that are looked at; all N if there are fewer.
         k2: neighbours whose weights are averaged, the item itself among them; 1 leaves the weights alone.
         weight: the share of the original distance, in [0, 1].
-        chunk_size: rows of the N x N distances that are held at once.
+        chunk_size: the most rows of the N x N distances that are held at once; fewer if N is large. Where one
+            chunk holds all of them, they are computed once instead of twice.
 
     Returns:
         (Q, G) distances. Memory grows with N * (k1 * k2 + chunk_size) and with Q * G.
@@ -55,38 +59,44 @@ def rerank(
         raise UserError(
             f"re-ranking needs k1 and k2 of 1 or more and a weight between 0 and 1, not {k1}, {k2}, {weight}"
         )
-    num_queries = len(query_features)
-    features = np.concatenate(checked_features(query_features, gallery_features))
+    check_features(query_features, gallery_features)
+    features = np.concatenate([query_features, gallery_features])
     distances = SquaredEuclidean(features, features)
-    chunks = [slice(start, start + chunk_size) for start in range(0, len(features), chunk_size)]
+    num_queries, size = len(query_features), len(features)
+    chunk_size = rows_at_once(size, chunk_size)
+    chunks = [slice(start, start + chunk_size) for start in range(0, size, chunk_size)]
+
+    @lru_cache(maxsize=1)
+    def scaled_rows(number: int) -> np.ndarray:
+        return _scaled_rows(distances, chunks[number])
 
     num_nearest = max(k1 + 1, k2)
-    nearest = np.concatenate(
-        [
-            np.argsort(_scaled_rows(distances, chunk), axis=1, kind="stable")[:, :num_nearest]
-            for chunk in chunks
-        ]
+    nearest = np.array(
+        [nearest_places(row, num_nearest) for number in range(len(chunks)) for row in scaled_rows(number)]
     )  # (N, at most num_nearest)
     sets = _neighbour_sets(nearest, k1)
-    weights = sparse.vstack([_weights(_scaled_rows(distances, chunk), sets[chunk]) for chunk in chunks])
+    parts, original = [], np.empty((num_queries, size - num_queries))
+    for number, chunk in enumerate(chunks):
+        rows = scaled_rows(number)
+        parts.append(_weights(rows, sets[chunk]))
+        original[chunk] = rows[: max(0, num_queries - chunk.start), num_queries:]
+    weights = sparse.vstack(parts, format="csr")
     if k2 > 1:
         averaged = nearest[:, :k2]
         weights = _to_half(_indicator(averaged) @ weights / averaged.shape[1])
 
     overlap = _sum_of_minima(weights[:num_queries], weights[num_queries:])
     result = (1 - overlap / (2 - overlap)) * np.float16(1 - weight)  # (Q, G)
-    original = np.empty(result.shape)
-    for start in range(0, num_queries, chunk_size):
-        chunk = slice(start, min(start + chunk_size, num_queries))
-        original[chunk] = _scaled_rows(distances, chunk)[:, num_queries:]
     return result + weight * original
 
 
 def _scaled_rows(distances: SquaredEuclidean, rows: slice) -> np.ndarray:
     """Some rows of the distances, each divided by its largest: (N', N), at most 1."""
     values = distances.of(rows)
-    largest = values.max(axis=1, keepdims=True)
-    return values / np.where(largest > 0, largest, 1)  # all features may be equal
+    for row in values:
+        largest = row.max()
+        row /= largest if largest > 0 else 1  # all features may be equal
+    return values
 
 
 def _indicator(members: np.ndarray) -> sparse.csr_array:
@@ -154,11 +164,19 @@ def _sum_of_minima(left: sparse.csr_array, right: sparse.csr_array) -> np.ndarra
     Returns:
         (Q, G) in float16.
     """
+    # Halves that are not negative have the order of their bits, and scipy can hold those.
+    left, by_member = _half_bits(left), _half_bits(right.T)  # (Q, N), (N, G)
     sums = np.zeros((left.shape[0], right.shape[0]), dtype=np.float16)
-    left, right = left.tocsc(), right.tocsc()
-    for column in range(left.shape[1]):
-        of_left = slice(left.indptr[column], left.indptr[column + 1])
-        of_right = slice(right.indptr[column], right.indptr[column + 1])
-        minima = np.minimum.outer(left.data[of_left], right.data[of_right]).astype(np.float16)
-        sums[np.ix_(left.indices[of_left], right.indices[of_right])] += minima
+    for row, (start, end) in zip(sums, pairwise(left.indptr), strict=True):
+        terms = by_member[left.indices[start:end]]  # (members of the query, G)
+        own = np.repeat(left.data[start:end], np.diff(terms.indptr))
+        np.add.at(row, terms.indices, np.minimum(own, terms.data).view(np.float16))
     return sums
+
+
+def _half_bits(matrix: sparse.sparray) -> sparse.csr_array:
+    """The matrix in rows, each from the first column to the last, with the bits of its values as float16."""
+    matrix = matrix.tocsr()
+    matrix.sort_indices()
+    bits = matrix.data.astype(np.float16).view(np.int16)
+    return sparse.csr_array((bits, matrix.indices, matrix.indptr), shape=matrix.shape)

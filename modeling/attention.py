@@ -47,6 +47,6 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
     if len(plain) < len(layers):
         raise UserError(
             "the attention of this MODEL.TRANSFORMER_TYPE cannot be read: its blocks are not those of the "
-            "plain ViT; leave the attention maps out"
+            "plain ViT; choose another, or do without attention maps and MODEL.SLIM_LAYERS"
         )
     return plain

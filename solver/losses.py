@@ -16,7 +16,8 @@ def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | Non
     """Triplet loss with the farthest positive and the nearest negative of each anchor in the batch.
 
     The anchor counts among its own positives, at a distance of almost zero: an identity with a single image
-    in the batch pushes its negatives away and pulls nothing. Computed in float32 even under autocast, because
+    in the batch pushes its negatives away and pulls nothing. Without any negative the loss is NaN: the batch
+    needs two identities, which the sampler sees to. Computed in float32 even under autocast, because
     squared distances of un-normalised features overflow or lose their differences in half precision.
 
     Args:
@@ -28,13 +29,12 @@ def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | Non
         The mean over the B anchors, a scalar.
     """
     same_id = person_ids.unsqueeze(0) == person_ids.unsqueeze(1)  # (B, B)
-    if same_id.all():
-        raise ValueError("the triplet loss needs at least two identities in a batch; all samples share one")
     with torch.autocast(features.device.type, enabled=False):
         distances = _euclidean(features.float())
         hardest_positive = distances.masked_fill(~same_id, -torch.inf).amax(dim=1)
         hardest_negative = distances.masked_fill(same_id, torch.inf).amin(dim=1)
-        gap = hardest_positive - hardest_negative
+        # Without a negative the gap would be -inf and the loss 0; to ask for one would stall CUDA.
+        gap = hardest_positive - hardest_negative.masked_fill(hardest_negative.isinf(), torch.nan)
         return (F.softplus(gap) if margin is None else F.relu(gap + margin)).mean()
 
 

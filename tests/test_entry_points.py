@@ -152,13 +152,25 @@ def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: 
     assert (run / "best.pth").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", ["train_net.py", "test_net.py"])
-def test_help(command: str) -> None:
+TOOLS = ("check_dataset", "convert", "figures", "slim_sweep", "soak")
+
+
+@pytest.mark.parametrize("command", ["train_net.py", "test_net.py", *(f"-m tools.{name}" for name in TOOLS)])
+def test_help_is_answered_before_the_slow_imports(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", *command.split(), "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert "--config_file" in done.stdout
-    assert "KEY VALUE" in done.stdout
+    assert "usage:" in done.stdout
+    if command.endswith(".py"):
+        assert "--config_file" in done.stdout
+        assert "KEY VALUE" in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert {"argparse", "engine"} <= imported
+    assert not imported & {"torch", "numpy", "timm", "yacs", "matplotlib", "PIL", "tqdm"}
 
 
 def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:

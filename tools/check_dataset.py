@@ -6,13 +6,16 @@ where training would refuse the folder. Status 0: nothing is wrong; 1: something
 
 from __future__ import annotations
 
+from tools.arguments import check_dataset_arguments
+
+if __name__ == "__main__":
+    check_dataset_arguments(None)  # --help and mistakes are answered before the slow imports
+
 import argparse
 import logging
-import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -20,7 +23,6 @@ from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
-from engine.arguments import add_config_arguments
 from engine.checkpoint import save_json
 from engine.setup import run_command, setup_log
 from structures import UserError
@@ -29,12 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Open every image of a data set and list what is wrong.")
-    add_config_arguments(parser, default="the defaults alone")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what is found to this file")
-    args = parser.parse_intermixed_args(argv)
+    """The command line, checked."""
+    args = check_dataset_arguments(argv)
     if args.workers < 1:
         raise UserError(f"--workers must be 1 or more, not {args.workers}")
     if args.json is not None and not args.json.parent.is_dir():

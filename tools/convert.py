@@ -6,7 +6,11 @@ that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our n
 
 from __future__ import annotations
 
-import argparse
+from tools.arguments import convert_arguments
+
+if __name__ == "__main__":
+    convert_arguments(None)  # --help and mistakes are answered before the slow imports
+
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,11 +58,7 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read, translate, write."""
-    parser = argparse.ArgumentParser(description="Translate a checkpoint between DeMo's names and ours.")
-    parser.add_argument("input", type=Path, help="checkpoint to read; the format is told by its content")
-    parser.add_argument("output", type=Path, help="file to write; it must not exist")
-    parser.add_argument("--to", required=True, choices=sorted(WRITERS), help="what to write")
-    args = parser.parse_args(argv)
+    args = convert_arguments(argv)
     setup_log()
     if args.output.exists():
         raise UserError(f"{args.output} exists; name another output file or remove it")

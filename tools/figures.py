@@ -5,6 +5,11 @@ Ranked lists, selection maps (with SDTPS or slimming) and attention maps of some
 
 from __future__ import annotations
 
+from tools.arguments import FIGURE_KINDS, figures_arguments
+
+if __name__ == "__main__":
+    figures_arguments(None)  # --help and mistakes are answered before the slow imports
+
 import argparse
 import difflib
 import logging
@@ -20,7 +25,6 @@ from yacs.config import CfgNode
 from config import ConfigError, get_cfg, load_config
 from datasets.build import DataBundle, build_data
 from datasets.dataset import MultiModalDataset
-from engine.arguments import add_config_arguments, add_weight_arguments
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.setup import run_command, setup_log
 from evaluation.build import make_evaluator
@@ -35,31 +39,12 @@ from structures import ImageRecord, ModalBatch, PerModality, UserError
 
 logger = logging.getLogger(__name__)
 
-KINDS = ("ranks", "selection", "attention")
 WIDTHS = (2.0, 30.0)  # inches
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line; `settings` includes those that follow a list."""
-    parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
-    add_config_arguments(parser, default="the defaults alone")
-    add_weight_arguments(parser)
-    parser.add_argument("--weights", metavar="FILE", help="the checkpoint, in place of TEST.WEIGHT")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("figures"), help="folder to write into (figures)"
-    )
-    parser.add_argument(
-        "--kind", nargs="+", metavar="KIND", help=f"some of {', '.join(KINDS)} (all that the model has)"
-    )
-    parser.add_argument(
-        "--queries", nargs="+", metavar="QUERY", help="file names, or rows of the test triples, from 0"
-    )
-    parser.add_argument("--count", type=int, default=4, help="number of queries, evenly spread (4)")
-    parser.add_argument("--hardest", action="store_true", help="the queries with the lowest AP instead")
-    parser.add_argument("--top", type=int, default=10, help="gallery triples in a ranked list (10)")
-    parser.add_argument("--pattern", type=int, help="return pattern of the ranked lists (the model's last)")
-    parser.add_argument("--width", type=float, default=7.0, help="of the figures, in inches (7)")
-    args = parser.parse_intermixed_args(argv)
+    args = figures_arguments(argv)
     for option in ("kind", "queries"):
         words = getattr(args, option) or []
         place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
@@ -76,8 +61,8 @@ def _is_key(word: str) -> bool:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if wrong := [kind for kind in args.kind if kind not in KINDS]:
-        raise UserError(f"--kind {wrong[0]} is unknown; choose from {', '.join(KINDS)}")
+    if wrong := [kind for kind in args.kind if kind not in FIGURE_KINDS]:
+        raise UserError(f"--kind {wrong[0]} is unknown; choose from {', '.join(FIGURE_KINDS)}")
     for option in ("count", "top"):
         if getattr(args, option) < 1:
             raise UserError(f"--{option} must be 1 or more, not {getattr(args, option)}")
@@ -123,7 +108,7 @@ def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) ->
             raise ConfigError(f"--kind {kind}: {reason}")
         if not wanted:
             logger.info("no %s maps: %s", kind, reason)
-    return [kind for kind in KINDS if kind in (wanted or KINDS) and kind not in impossible]
+    return [kind for kind in FIGURE_KINDS if kind in (wanted or FIGURE_KINDS) and kind not in impossible]
 
 
 class TestTriples:

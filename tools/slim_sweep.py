@@ -6,12 +6,16 @@ keep ratio, the command evaluates each of the given checkpoints, and draws mAP a
 
 from __future__ import annotations
 
+from tools.arguments import slim_sweep_arguments
+
+if __name__ == "__main__":
+    slim_sweep_arguments(None)  # --help and mistakes are answered before the slow imports
+
 import argparse
 import ast
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -19,7 +23,6 @@ from tqdm import tqdm
 
 from config import load_config
 from datasets.build import DataBundle, build_data
-from engine.arguments import add_config_arguments
 from engine.build import make_device, make_evaluation
 from engine.checkpoint import save_json
 from engine.setup import run_command, setup_log
@@ -159,15 +162,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure all combinations, log a table, write JSON and a figure."""
-    parser = argparse.ArgumentParser(description="Score slimmed models at several layers and keep ratios.")
-    add_config_arguments(parser, default="the defaults alone")
-    parser.add_argument(
-        "--weights", nargs="+", required=True, help="checkpoints, for example of several seeds"
-    )
-    parser.add_argument("--layers", nargs="+", default=["[3,6,9]"], help="lists such as [3,6,9] [6]")
-    parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.7, 0.9], help="keep ratios")
-    parser.add_argument("--output", type=Path, default=Path("slimming"), help="OUTPUT.png and OUTPUT.json")
-    args = parser.parse_intermixed_args(argv)
+    args = slim_sweep_arguments(argv)
     cfg = load_config(args.config_file, args.settings)
     ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
     setup_log()

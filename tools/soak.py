@@ -6,7 +6,11 @@ checkpoint, and resumed each time. Its last weights must equal, bit for bit, tho
 
 from __future__ import annotations
 
-import argparse
+from tools.arguments import soak_arguments
+
+if __name__ == "__main__":
+    soak_arguments(None)  # --help and mistakes are answered before the slow imports
+
 import logging
 import os
 import random
@@ -167,11 +171,7 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Soak, and say what was compared."""
-    parser = argparse.ArgumentParser(description="Kill and resume a training run, and compare its weights.")
-    parser.add_argument("--kills", type=int, default=10, help="how often to kill")
-    parser.add_argument("--epochs", type=int, default=12, help="length of the run")
-    parser.add_argument("--seed", type=int, default=0, help="decides the moments")
-    args = parser.parse_args(argv)
+    args = soak_arguments(argv)
     setup_log()
     with tempfile.TemporaryDirectory() as folder:
         compared = soak(Path(folder), kills=args.kills, epochs=args.epochs, seed=args.seed)

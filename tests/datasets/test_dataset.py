@@ -16,13 +16,27 @@ from structures import ImageRecord, Modality, PerModality
 SIZE = (12, 8)
 
 
-def to_tensor(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).float()
+class ToFloat:
+    """Stands for a transform that changes neither sizes nor values."""
+
+    def __init__(self, size: tuple[int, int] = SIZE) -> None:
+        self.size = size
+
+    def resize(self, image: Image.Image) -> Tensor:
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+    def __call__(self, images: Tensor, out: Tensor) -> None:
+        out.copy_(images)
 
 
-def add_noise(images: PerModality[Image.Image]) -> PerModality[Tensor]:
+class AddNoise(ToFloat):
     """Stands for an augmentation: draws from torch's global generator."""
-    return images.map(lambda image: to_tensor(image) + torch.randn(3, *SIZE))
+
+    def __call__(self, images: Tensor, out: Tensor) -> None:
+        out.copy_(images + torch.randn(images.shape))
+
+
+to_float, add_noise = ToFloat(), AddNoise()
 
 
 def to_mask(image: Image.Image) -> Tensor:
@@ -91,19 +105,20 @@ def test_global_random_states_stay_as_they_were(
 
 
 def test_failing_augmentation_restores_the_random_state_too(records: list[ImageRecord]) -> None:
-    def fail(_: PerModality[Image.Image]) -> PerModality[Tensor]:
-        torch.rand(1)
-        raise RuntimeError
+    class Fail(ToFloat):
+        def __call__(self, images: Tensor, out: Tensor) -> None:
+            torch.rand(1)
+            raise RuntimeError
 
     state = torch.get_rng_state()
     with pytest.raises(RuntimeError):
-        MultiModalDataset(records, fail)[0]
+        MultiModalDataset(records, Fail())[0]
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_images_reach_their_modality_as_rgb(records: list[ImageRecord]) -> None:
     Image.new("L", SIZE[::-1], 200).save(records[2].files[2])  # grey on disk
-    sample = MultiModalDataset(records, lambda images: images.map(to_tensor))[2]
+    sample = MultiModalDataset(records, to_float)[2]
     assert [tensor.unique().tolist() for tensor in sample.images] == [[20], [21], [200]]
     assert {tensor.shape for tensor in sample.images} == {(3, *SIZE)}
 
@@ -257,7 +272,7 @@ def strip(tmp_path: Path) -> ImageRecord:
 
 
 def test_a_strip_is_cut_in_order_and_decoded_once(strip: ImageRecord, opened: list[Path]) -> None:
-    images = MultiModalDataset([strip], lambda images: images.map(to_tensor))[0].images
+    images = MultiModalDataset([strip], ToFloat((24, 36)))[0].images
     for channel, tensor in enumerate(images):
         assert tensor.shape == (3, 24, 36)
         expected = torch.zeros(3)
@@ -283,7 +298,7 @@ def test_what_is_no_strip_is_refused_or_replaced(
         DatasetError, match=rf"cannot cut .*bad\\nstrip.png into RGB, NI, TI images \({reason}"
     ):
         MultiModalDataset([bad], add_noise)[0]
-    lenient = MultiModalDataset([bad, strip], lambda images: images.map(to_tensor), replace_unreadable=True)
+    lenient = MultiModalDataset([bad, strip], ToFloat((24, 36)), replace_unreadable=True)
     assert lenient[0].record == strip
     (summary,) = lenient[0].unreadable
     assert summary == f"{tmp_path}/bad\\nstrip.png (RGB, NI, TI): {reason}"
@@ -291,7 +306,7 @@ def test_what_is_no_strip_is_refused_or_replaced(
 
 def test_a_strip_as_square_as_can_be(strip: ImageRecord) -> None:
     Image.new("RGB", (99, 33)).save(strip.files[0])
-    assert MultiModalDataset([strip], lambda images: images.map(to_tensor))[0].images.ti.shape == (3, 33, 33)
+    assert MultiModalDataset([strip], ToFloat((33, 33)))[0].images.ti.shape == (3, 33, 33)
 
 
 def test_a_strip_that_cannot_be_read_is_named(strip: ImageRecord) -> None:
@@ -321,7 +336,7 @@ def test_a_record_without_any_file_is_refused() -> None:
 
 
 def test_collate_stacks_in_order(records: list[ImageRecord]) -> None:
-    dataset = MultiModalDataset(records, lambda images: images.map(to_tensor), mask_transform=to_mask)
+    dataset = MultiModalDataset(records, to_float, mask_transform=to_mask)
     batch = collate([dataset[i] for i in (3, 0, 2)])
     assert len(batch) == 3
     assert batch.images.map(lambda t: t[:, 0, 0, 0].tolist()) == ([30, 0, 20], [31, 1, 21], [32, 2, 22])
@@ -349,3 +364,18 @@ def test_keys_reach_the_data_set_through_a_loader(records: list[ImageRecord]) ->
     (batch,) = DataLoader(dataset, batch_size=2, sampler=Keys(), collate_fn=collate)
     assert torch.equal(batch.images.ti[0], dataset[SampleKey(2, 7, 1)].images.ti)
     assert torch.equal(batch.images.ti[1], dataset[SampleKey(0, 7, 0)].images.ti)
+
+
+def test_a_batch_that_was_read_at_once_is_not_copied(records: list[ImageRecord]) -> None:
+    samples = MultiModalDataset(records, to_float).__getitems__([3, 0, 2])
+    batch = collate(samples)
+    assert batch.images.ni.data_ptr() == samples[0].images.ni.data_ptr()
+    for chosen, values in (
+        ([0, 1, 2], [31, 1, 21]),
+        ([1, 2], [1, 21]),
+        ([2, 0], [21, 31]),
+        ([0, 0], [31, 31]),
+    ):
+        images = collate([samples[i] for i in chosen]).images.ni
+        assert images.shape == (len(chosen), 3, *SIZE)
+        assert images.flatten(1).unique(dim=1).squeeze(1).tolist() == values

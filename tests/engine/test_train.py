@@ -4,6 +4,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 from conftest import ToyModel
 from engine.checkpoint import load_checkpoint
 from engine.interrupt import RunStopped
+from engine.meter import Reading
 from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.train import NonFiniteLossError, Trainer
@@ -140,6 +142,28 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(
     assert torch.load(tmp_path / "last.pth", weights_only=True)["progress"]["epoch"] == 1
 
 
+def test_the_loss_is_read_between_the_backward_pass_and_the_step(
+    make_trainer: Callable[..., Trainer],
+    toy_model: ToyModel,
+    make_batch: BatchMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Earlier, CUDA would run out of work; later, a loss that is not finite would spoil the weights."""
+    events = []
+    wait = Reading.wait
+
+    def watched_wait(reading: Reading) -> dict[str, float]:
+        events.append("read")
+        return wait(reading)
+
+    monkeypatch.setattr(Reading, "wait", watched_wait)
+    trainer = make_trainer(TrainSettings(epochs=1), results(0.1))
+    toy_model.linear.weight.register_hook(lambda gradient: events.append("backward"))
+    trainer.optimizer.register_step_pre_hook(lambda *_: events.append("step"))
+    trainer._train_step(make_batch([0, 1, 2, 3]), 1)
+    assert events == ["backward", "read", "step"]
+
+
 def test_clipping_bounds_the_step(make_trainer: Callable[..., Trainer], toy_model: ToyModel) -> None:
     def steep(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
         return {"ori/id": 1e4 * cross_entropy(output, person_ids)["ori/id"]}
@@ -179,12 +203,14 @@ def run_with_signal(trainer: Trainer, number: signal.Signals, at_step: int) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 @pytest.mark.parametrize("at_step", [1, 3, 5])
+@pytest.mark.parametrize("lag", [0, 1])
 def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
     make_trainer: Callable[..., Trainer],
     tmp_path: Path,
     toy_model: ToyModel,
     number: signal.Signals,
     at_step: int,
+    lag: int,
 ) -> None:
     settings = TrainSettings(epochs=3)
     initial = {name: value.clone() for name, value in toy_model.state_dict().items()}
@@ -195,6 +221,7 @@ def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
     toy_model.load_state_dict(initial)
     finished = (at_step - 1) // 3
     stopped = make_trainer(settings, results(0.3, 0.1, 0.2))
+    stopped.lag = lag  # as on CUDA
     with pytest.raises(RunStopped, match=rf"stopped by {number.name} after {finished} epochs") as caught:
         run_with_signal(stopped, number, at_step)
     assert caught.value.status == 128 + number
@@ -203,6 +230,7 @@ def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
 
     toy_model.load_state_dict(initial)
     resumed = make_trainer(settings, results(*(0.3, 0.1, 0.2)[finished:]))
+    resumed.lag = lag
     resumed.resume(load_checkpoint(tmp_path / "last.pth"))
     resumed.run()
     assert all(torch.equal(expected[name], value) for name, value in toy_model.state_dict().items())
@@ -247,6 +275,33 @@ def test_forced_settings_of_the_optimiser_win_over_the_checkpoint(
     assert "lr_scale" not in changed.optimizer.param_groups[0]
 
 
+def test_a_checkpoint_with_other_parameter_groups_is_refused(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    make_trainer(TrainSettings(epochs=1), results(0.1)).run()
+    content = load_checkpoint(tmp_path / "last.pth")
+    (group,) = content["optimizer"]["param_groups"]
+    content["optimizer"]["param_groups"] = [{**group, "params": [0]}, {**group, "params": [1]}]
+    with pytest.raises(UserError, match=r"the optimiser of the checkpoint has other groups of parameters"):
+        make_trainer(TrainSettings(epochs=1), results(0.1)).resume(content)
+
+
+def test_a_run_of_the_plain_optimiser_goes_on_with_the_fused_one(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, toy_model: ToyModel
+) -> None:
+    """Checkpoints of earlier versions have the steps of Adam on the host and know no fused kernels."""
+    options: dict[str, Any] = {"lr": 0.1, "name": "all", "params": list(toy_model.parameters())}
+    plain = make_trainer(TrainSettings(epochs=1), results(0.1))
+    plain.optimizer = torch.optim.Adam([dict(options)])
+    plain.run()
+    fused = make_trainer(TrainSettings(epochs=2), results(0.1))
+    fused.optimizer = torch.optim.Adam([dict(options)], fused=True)
+    fused.resume(load_checkpoint(tmp_path / "last.pth"))
+    assert fused.optimizer.param_groups[0]["fused"] is True
+    fused.run()
+    assert {state["step"].item() for state in fused.optimizer.state.values()} == {6.0}
+
+
 def test_a_checkpoint_of_another_model_is_refused(
     make_trainer: Callable[..., Trainer], tmp_path: Path, toy_model: ToyModel
 ) -> None:
@@ -257,16 +312,16 @@ def test_a_checkpoint_of_another_model_is_refused(
         make_trainer(TrainSettings(epochs=1), results(0.1)).resume(content)
 
 
-def test_a_step_with_overflowing_gradients_has_no_gradient_norm(
-    make_trainer: Callable[..., Trainer], toy_model: ToyModel, make_batch: BatchMaker
+def test_steps_with_overflowing_gradients_have_no_gradient_norm(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel
 ) -> None:
     """Mixed precision meets such steps and leaves them out; their norm would spoil the mean and the JSON."""
-    trainer = make_trainer(TrainSettings(epochs=1), results(0.1))
-    assert "gradient_norm" in trainer._train_step(make_batch([0, 1, 2, 3]), 1)
-    toy_model.linear.weight.register_hook(lambda gradient: gradient * math.inf)
-    values = trainer._train_step(make_batch([0, 1, 2, 3]), 1)
-    assert values["skipped_steps"] == 1.0
-    assert "gradient_norm" not in values
+    trainer = make_trainer(TrainSettings(epochs=1), results(0.1), lr=0.0)
+    toy_model.linear.weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
+    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.zero_grad())
+    trainer.run()
+    assert trainer.progress.epochs[0]["skipped_steps"] == 1.0
+    assert "gradient_norm" not in trainer.progress.epochs[0]
 
 
 def test_images_that_were_replaced_are_listed_once_at_the_end(

@@ -5,7 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation.ranking import rank, rank_distances
+from evaluation import distances as distances_module
+from evaluation.distances import GivenDistances, SquaredEuclidean
+from evaluation.rank_lists import nearest
+from evaluation.ranking import Retrieval, items_before, rank, rank_distances, score_queries
 
 
 def rank_line(
@@ -138,6 +141,80 @@ def test_agrees_with_the_definition_on_random_inputs(seed: int) -> None:
     by_distances = rank_distances(distances, *labels, max_rank=20, chunk_size=7)
     np.testing.assert_array_equal(by_distances.average_precisions, metrics.average_precisions)
     np.testing.assert_array_equal(by_distances.cmc, metrics.cmc)
+
+
+def retrieval_with_ties(seed: int) -> Retrieval:
+    """Features with duplicates or given distances with ties; queries of which some have no right match."""
+    generator = np.random.default_rng(seed)
+    num_queries, num_gallery = generator.integers((1, 2), (40, 300))
+    num_ids, num_groups = generator.integers((1, 1), (12, 4))
+    distances: SquaredEuclidean | GivenDistances
+    if seed % 3 == 0:
+        distances = GivenDistances(
+            generator.integers(0, generator.integers(2, 300), (num_queries, num_gallery)).astype(np.float32)
+        )
+    else:
+        pool = generator.standard_normal((num_gallery if seed % 3 == 1 else 1 + num_gallery // 3, 17))
+        rows = generator.integers(0, len(pool), num_gallery) if seed % 3 == 2 else slice(None)
+        query = generator.standard_normal((num_queries, 17))
+        distances = SquaredEuclidean(query.astype(np.float32), pool[rows].astype(np.float32))
+    return Retrieval(
+        distances,
+        generator.integers(0, num_ids + 1, num_queries),
+        generator.integers(0, num_ids, num_gallery),
+        generator.integers(0, num_groups, num_queries),
+        generator.integers(0, num_groups, num_gallery),
+    )
+
+
+def sorted_in_full(retrieval: Retrieval, query: int, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The plain way, a stable sort of all items: the kept ones, nearest first, and which are right."""
+    order = np.argsort(row, kind="stable")
+    same_id = retrieval.gallery_ids[order] == retrieval.query_ids[query]
+    same_group = retrieval.gallery_groups[order] == retrieval.query_groups[query]
+    kept = ~(same_id & same_group)
+    return order[kept], same_id[kept]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
+    retrieval = retrieval_with_ties(seed)
+    matrix = retrieval.distances.of(slice(0, len(retrieval.query_ids)))
+    lists = nearest(retrieval, 10)
+    scores = score_queries(retrieval)
+    (chunk,) = retrieval.chunks()
+    for query, row in enumerate(matrix):
+        order, right = sorted_in_full(retrieval, query, row)
+        ranks = 1 + np.flatnonzero(right)
+        assert chunk.ranks[chunk.queries == query].tolist() == ranks.tolist()
+        assert chunk.places[chunk.queries == query].tolist() == order[right].tolist()
+        assert lists.places[query].tolist() == [*order[:10], *[-1] * (10 - len(order))]
+        if len(ranks):
+            average_precision = np.mean(np.arange(1, 1 + len(ranks)) / ranks)
+            assert scores.average_precisions[query] == pytest.approx(average_precision, rel=1e-14)
+            assert scores.inverse_negative_penalties[query] == len(ranks) / ranks[-1]
+        assert scores.first_hits[query] == (ranks[0] if len(ranks) else 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    num_items = generator.integers(1, 80)
+    distances = generator.integers(0, generator.integers(1, 200), num_items) / 7
+    order = np.argsort(distances, kind="stable")
+    positions = np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
+    assert items_before(distances, order[positions]).tolist() == positions.tolist()
+
+
+def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    retrieval = retrieval_with_ties(9)
+    num_queries, num_gallery = retrieval.distances.shape
+    whole = score_queries(retrieval)
+    monkeypatch.setattr(distances_module, "CHUNK_BYTES", 8 * num_gallery * 4)
+    sizes = [len(chunk.distances) for chunk in retrieval.chunks()]
+    assert max(sizes) < 4 < num_queries == sum(sizes)  # less than 4: the right matches take memory too
+    for found, wanted in zip(score_queries(retrieval), whole, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_queries_without_a_right_match_are_skipped_and_counted() -> None:

@@ -86,6 +86,18 @@ def test_order_of_the_gallery_does_not_matter() -> None:
     np.testing.assert_allclose(rerank(query, gallery[order], k1=8, k2=4), found[:, order], atol=2e-3)
 
 
+def test_chunks_change_nothing() -> None:
+    generator = np.random.default_rng(6)
+    # Small whole numbers, so that the size of a matrix product does not change its rounding.
+    query, gallery = generator.integers(-9, 10, (20, 5)), generator.integers(-9, 10, (90, 5))
+    whole = rerank(query.astype(np.float32), gallery.astype(np.float32), k1=12, k2=4)
+    for chunk_size in (1, 13, 20, 109):
+        found = rerank(
+            query.astype(np.float32), gallery.astype(np.float32), k1=12, k2=4, chunk_size=chunk_size
+        )
+        np.testing.assert_array_equal(found, whole)
+
+
 def test_what_cannot_be_re_ranked_is_refused() -> None:
     features = np.ones((2, 3))
     with pytest.raises(ValueError, match="1 of 1 query features contain NaN"):

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from modeling.hdm import HDM, SUBSETS, QueryAttention
+from modeling.hdm import HDM, SUBSETS
 from structures import Modality, PerModality, UserError
 
 
@@ -23,47 +25,95 @@ def test_order_of_the_subsets() -> None:
     assert SUBSETS["rt"] == (Modality.RGB, Modality.TI)
 
 
-def test_attention_equals_that_of_torch() -> None:
+class PlainHDM(nn.Module):
+    """The same features the usual way: torch's attention, once for each query."""
+
+    def __init__(self, hdm: HDM, dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.queries = nn.ParameterDict()
+        self.attentions = nn.ModuleDict()
+        for name in SUBSETS:
+            state = {key.replace("in_proj.", "in_proj_"): value for key, value in attention_state(hdm, name)}
+            self.queries[name] = nn.Parameter(state.pop("query").clone())
+            attention = nn.MultiheadAttention(dim, num_heads, dropout=dropout, batch_first=True)
+            attention.load_state_dict(state)
+            self.attentions[name] = attention
+
+    def forward(self, globals_: PerModality[Tensor], patches: PerModality[Tensor]) -> Tensor:
+        features = []
+        for name, subset in SUBSETS.items():
+            parts = [part for m in subset for part in (globals_.of(m).unsqueeze(1), patches.of(m))]
+            tokens = torch.cat(parts, dim=1)
+            query = self.queries[name].expand(len(tokens), -1, -1)
+            features.append(self.attentions[name](query, tokens, tokens, need_weights=False)[0].squeeze(1))
+        return torch.stack(features, dim=1)
+
+
+def attention_state(hdm: HDM, name: str) -> Iterable[tuple[str, Tensor]]:
+    return hdm.attentions[name].state_dict().items()
+
+
+@pytest.fixture
+def both_ways() -> tuple[HDM, PlainHDM]:
     torch.manual_seed(0)
-    ours = QueryAttention(128, 2, dropout=0.1).eval()
-    torchs = nn.MultiheadAttention(128, 2, dropout=0.1, batch_first=True).eval()
-    for bias in (ours.in_proj.bias, ours.out_proj.bias):
-        nn.init.normal_(bias)
-    torchs.load_state_dict(
-        {
-            "in_proj_weight": ours.in_proj.weight,
-            "in_proj_bias": ours.in_proj.bias,
-            "out_proj.weight": ours.out_proj.weight,
-            "out_proj.bias": ours.out_proj.bias,
-        }
-    )
-    tokens = torch.randn(3, 9, 128)
-    expected = torchs(ours.query.expand(3, -1, -1), tokens, tokens, need_weights=False)[0]
-    torch.testing.assert_close(ours(tokens), expected.squeeze(1))
+    hdm = HDM(128, dropout=0.3)
+    for name, parameter in hdm.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter)
+    return hdm, PlainHDM(hdm, 128, num_heads=2, dropout=0.3)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_features_and_gradients_equal_those_of_torchs_attention(
+    both_ways: tuple[HDM, PlainHDM], training: bool
+) -> None:
+    """Also in training, where dropout must draw the same random numbers."""
+    outputs, token_gradients = [], []
+    for model in both_ways:
+        globals_, patches = random_tokens()
+        for tensor in (*globals_, *patches):
+            tensor.requires_grad_()
+        torch.manual_seed(1)
+        output = model.train(training)(globals_, patches)
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        outputs.append(output)
+        token_gradients.append([tensor.grad for tensor in (*globals_, *patches)])
+    torch.testing.assert_close(outputs[0], outputs[1])
+    torch.testing.assert_close(token_gradients[0], token_gradients[1])
+
+    hdm, plain = both_ways
+    for name in SUBSETS:
+        ours = dict(hdm.attentions[name].named_parameters())
+        theirs = {"query": plain.queries[name], **dict(plain.attentions[name].named_parameters())}
+        for key, parameter in ours.items():
+            expected = theirs[key.replace("in_proj.", "in_proj_")].grad
+            torch.testing.assert_close(parameter.grad, expected, msg=f"gradient of {key}")
+        bias_gradient = ours["in_proj.bias"].grad
+        assert bias_gradient is not None
+        assert not bias_gradient.chunk(3)[
+            1
+        ].any()  # of the keys; rounding noise in torch, which Adam blows up
+
+
+def test_modalities_may_have_different_numbers_of_tokens(both_ways: tuple[HDM, PlainHDM]) -> None:
+    globals_, patches = random_tokens()
+    uneven = PerModality(patches.rgb, patches.ni[:, :4], patches.ti[:, :1])
+    ours, expected = (model.eval()(globals_, uneven) for model in both_ways)
+    torch.testing.assert_close(ours, expected)
 
 
 def test_initial_query_has_unit_length_on_average() -> None:
     torch.manual_seed(0)
-    queries = torch.stack([QueryAttention(512, 8, dropout=0.1).query for _ in range(7)])
+    queries = torch.stack([p for name, p in HDM(512).named_parameters() if name.endswith("query")])
     assert queries.norm(dim=-1).mean().item() == pytest.approx(1.0, abs=0.05)
 
 
 def test_dropout_acts_in_training_only() -> None:
-    attention = QueryAttention(64, 1, dropout=0.5)
-    tokens = torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0))
-    assert not torch.equal(attention(tokens), attention(tokens))
-    attention.eval()
-    assert torch.equal(attention(tokens), attention(tokens))
-
-
-def test_one_feature_per_subset() -> None:
-    hdm = HDM(128).eval()
-    globals_, patches = random_tokens()
-    features = hdm(globals_, patches)
-    assert features.shape == (2, 7, 128)
-    # The fifth feature is RGB and TI: their class tokens and patches, in this order.
-    tokens = torch.cat([globals_.rgb.unsqueeze(1), patches.rgb, globals_.ti.unsqueeze(1), patches.ti], dim=1)
-    assert torch.equal(features[:, 4], hdm.attentions["rt"](tokens))
+    hdm = HDM(64, dropout=0.5)
+    tokens = random_tokens(dim=64)
+    assert not torch.equal(hdm(*tokens), hdm(*tokens))
+    hdm.eval()
+    assert torch.equal(hdm(*tokens), hdm(*tokens))
 
 
 @pytest.mark.parametrize("modality", Modality)

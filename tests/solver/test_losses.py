@@ -79,9 +79,9 @@ def test_a_lone_image_is_its_own_positive() -> None:
     assert loss.item() == pytest.approx(((1 - 3 + 3) + (1 - 2 + 3) + (0 - 2 + 3)) / 3, abs=1e-5)
 
 
-def test_one_identity_alone_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least two identities"):
-        batch_hard_triplet(LINE, torch.zeros(4, dtype=torch.long), None)
+@pytest.mark.parametrize("margin", [None, 0.3])
+def test_one_identity_alone_has_no_loss_that_training_accepts(margin: float | None) -> None:
+    assert batch_hard_triplet(LINE, torch.zeros(4, dtype=torch.long), margin).isnan()
 
 
 def test_label_smoothing_is_a_mixture_with_the_uniform_target() -> None:

@@ -104,6 +104,44 @@ def test_optimizers_keep_the_settings_of_the_groups(name: str) -> None:
         assert {group["momentum"] for group in optimizer.param_groups} == {0.8}
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_fused_steps_equal_those_of_plain_optimizers_with_one_group_per_tensor(name: str) -> None:
+    """Plain as in DeMo: a group for each tensor, and torch's loop over tensors."""
+    fast_model, plain_model = ToyModel(), ToyModel()
+    plain_model.load_state_dict(fast_model.state_dict())
+    fast = build_optimizer(name, parameter_groups(fast_model, **RULES), momentum=0.8)
+    assert all(group["fused"] for group in fast.param_groups)
+    settings = settings_by_name(plain_model)
+    options = {"momentum": 0.8} if name == "SGD" else {}
+    plain = getattr(torch.optim, name)(
+        [
+            {"params": [parameter], "lr": settings[key][0], "weight_decay": settings[key][1]}
+            for key, parameter in plain_model.named_parameters()
+            if key in settings
+        ],
+        foreach=False,
+        **options,
+    )
+    before = [parameter.detach().clone() for parameter in fast_model.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for ours, theirs in zip(fast_model.parameters(), plain_model.parameters(), strict=True):
+            ours.grad = torch.randn(ours.shape, generator=generator) if ours.requires_grad else None
+            theirs.grad = None if ours.grad is None else ours.grad.clone()
+        fast.step()
+        plain.step()
+    for ours, theirs, start in zip(fast_model.parameters(), plain_model.parameters(), before, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert torch.equal(ours, start) != ours.requires_grad
+
+
+def test_a_device_without_fused_kernels_gets_the_plain_optimizer() -> None:
+    with torch.device("meta"):
+        model = ToyModel()
+    optimizer = build_optimizer("Adam", parameter_groups(model, **RULES), momentum=0.9)
+    assert not any(group["fused"] for group in optimizer.param_groups)
+
+
 def test_unknown_optimizer_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown optimizer 'Lion'; choose from \['Adam', 'AdamW', 'SGD'\]"):
         build_optimizer("Lion", parameter_groups(ToyModel(), **RULES), momentum=0.9)

@@ -1,0 +1,163 @@
+"""The rows on ranking: by camera, by scene, re-ranked, and against a gallery of a million."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.baselines import euclidean, rank_by_loop, rerank_by_loop
+from benchmarks.measure import by_turns, in_child
+from benchmarks.report import RATIO, Figure, Row
+from benchmarks.sizes import Sizes
+from evaluation.ranking import rank
+from evaluation.rerank import rerank
+from structures import RankingMetrics
+
+ITEMS_PER_IDENTITY = 25
+NUM_GROUPS = 6
+_BLOCK = 2**14
+
+
+class Features(NamedTuple):
+    """Made-up features of identities that overlap, L2-normalised, with their labels.
+
+    Attributes:
+        query: (Q, D) float32.
+        gallery: (G, D) float32.
+        query_ids: (Q,).
+        gallery_ids: (G,).
+        query_groups: (Q,) cameras or scenes.
+        gallery_groups: (G,).
+    """
+
+    query: np.ndarray
+    gallery: np.ndarray
+    query_ids: np.ndarray
+    gallery_ids: np.ndarray
+    query_groups: np.ndarray
+    gallery_groups: np.ndarray
+
+
+def make_features(sizes: tuple[int, int], width: int, seed: int = 0) -> Features:
+    """Features for a number of queries and of gallery items; no larger array is made on the way."""
+    rng = np.random.default_rng(seed)
+    num_identities = max(2, sizes[1] // ITEMS_PER_IDENTITY)
+    centres = rng.standard_normal((num_identities, width), dtype=np.float32)
+    ids = [rng.integers(0, num_identities, size) for size in sizes]
+    groups = [rng.integers(0, NUM_GROUPS, size) for size in sizes]
+    query, gallery = (_around(centres, labels, rng) for labels in ids)
+    return Features(query, gallery, *ids, *groups)
+
+
+def _around(centres: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A noisy copy of the centre of each label, (L, D), of length 1."""
+    features = np.empty((len(labels), centres.shape[1]), dtype=np.float32)
+    for start in range(0, len(labels), _BLOCK):
+        block = features[start : start + _BLOCK]
+        rng.standard_normal(dtype=np.float32, out=block)
+        block *= 2
+        block += centres[labels[start : start + _BLOCK]]
+        block /= np.linalg.norm(block, axis=1, keepdims=True)
+    return features
+
+
+def rank_project(features: Features) -> tuple[float, float, np.ndarray]:
+    """The project's way."""
+    return scores_of(rank(*features))
+
+
+def rank_plain(features: Features) -> tuple[float, float, np.ndarray]:
+    """The plain way: all distances, then a loop."""
+    return rank_by_loop(euclidean(features.query, features.gallery), *features[2:])
+
+
+def scores_of(metrics: RankingMetrics) -> tuple[float, float, np.ndarray]:
+    """What the plain way gives, too."""
+    return metrics.mean_ap, metrics.mean_inp, metrics.cmc
+
+
+def score_difference(
+    first: tuple[float, float, np.ndarray], second: tuple[float, float, np.ndarray]
+) -> float:
+    """The largest difference between mAP, mINP and CMC, as far as both curves go."""
+    length = min(len(first[2]), len(second[2]))
+    curves = float(np.abs(first[2][:length] - second[2][:length]).max())
+    return max(abs(first[0] - second[0]), abs(first[1] - second[1]), curves)
+
+
+def ranking(sizes: Sizes) -> Row:
+    """Ranking by camera, with its memory."""
+    prepare = partial(make_features, sizes.ranking, sizes.feature_width)
+    memory = [Figure("memory", in_child(prepare, rank_project).growth / 1e9, "GB", at_most=1.5)]
+    if sizes.extras:
+        memory.append(Figure("plain memory", in_child(prepare, rank_plain).growth / 1e9, "GB"))
+    return _ranking_row("ranking", "ranking {} x {}", sizes.ranking, sizes, at_least=6, also=tuple(memory))
+
+
+def scene(sizes: Sizes) -> Row:
+    """Ranking by the scene protocol; to `rank` the groups are scenes instead of cameras."""
+    return _ranking_row("scene", "scene protocol {} x {}", sizes.scene, sizes, at_least=5)
+
+
+def _ranking_row(
+    name: str,
+    title: str,
+    shape: tuple[int, int],
+    sizes: Sizes,
+    *,
+    at_least: float,
+    also: tuple[Figure, ...] = (),
+) -> Row:
+    features = make_features(shape, sizes.feature_width)
+    ways = {"plain": partial(rank_plain, features), "project": partial(rank_project, features)}
+    timing = by_turns(ways, sizes.effort)
+    return Row(
+        name,
+        title.format(*(f"{size:,}" for size in shape)),
+        timing.median("plain"),
+        timing.median("project"),
+        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=at_least), *also),
+        difference=score_difference(*timing.results.values()),
+        tolerance=1e-4,  # the plain way rounds distances to float32, which may swap near neighbours
+        repeats=len(timing.seconds["plain"]),
+    )
+
+
+def reranking(sizes: Sizes) -> Row:
+    """K-reciprocal re-ranking, queries and gallery as one set."""
+    features = make_features(sizes.reranking, sizes.feature_width)
+    timing = by_turns(
+        {
+            "plain": lambda: rerank_by_loop(features.query, features.gallery),
+            "project": lambda: rerank(features.query, features.gallery),
+        },
+        sizes.effort,
+        warm_up=False,
+    )
+    plain, project = timing.results.values()
+    return Row(
+        "reranking",
+        f"re-ranking {sum(sizes.reranking):,} features",
+        timing.median("plain"),
+        timing.median("project"),
+        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=5),),
+        difference=float(np.abs(plain - project).max()),
+        tolerance=5e-3,  # both sum in half precision, whose steps near 1 are 1e-3
+        repeats=len(timing.seconds["plain"]),
+    )
+
+
+def million(sizes: Sizes) -> Row:
+    """A gallery that the plain way cannot rank: its distances and their order would take 12 GB."""
+    assert sizes.million is not None
+    run = in_child(partial(make_features, sizes.million, sizes.million_width), rank_project)
+    queries, gallery = sizes.million
+    return Row(
+        "million",
+        f"ranking {gallery:,} gallery features against {queries:,} queries",
+        None,
+        run.seconds,
+        (Figure("memory with features", run.peak / 1e9, "GB", at_most=8),),
+    )

@@ -1,0 +1,134 @@
+"""Images that are kept in memory: read once by whichever process comes first, then seen by all of them.
+
+What is kept is the result of `resize` (`datasets/transforms.py`), the bytes of each triple at the size of the
+input. They are the same in every epoch, and smaller than what is on disk once decoded: 295 kB for a triple of
+256 × 128 pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+from multiprocessing import reduction
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structures import Modality, UserError
+
+logger = logging.getLogger(__name__)
+
+_SHARE = 0.8  # of the free memory that may be taken: the model and the batches need some, too
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class RamCache:
+    """Triples of bytes in memory that processes share, be they forked or spawned.
+
+    A place takes up memory once it is filled. Two processes that fill the same place at the same time write
+    the same bytes, so that they need not wait for each other. When the last process ends, the system frees
+    the memory: it has no name that could be left behind.
+    """
+
+    def __init__(self, num_triples: int, size: tuple[int, int]) -> None:
+        """Reserve a place for each of `num_triples` triples of images of `size` (height, width)."""
+        self._shape = (num_triples, *_triple_shape(size))
+        descriptor = _make_anonymous_file(num_triples + num_triples * cache_bytes(1, size))
+        self._map(descriptor)
+
+    def get(self, row: int) -> Tensor | None:
+        """The triple, (3, 3, H, W) bytes, not to be changed; None if its place is empty."""
+        return self._images[row] if self._filled[row] else None
+
+    def put(self, row: int, images: Tensor) -> None:
+        """Keep a triple, (3, 3, H, W) bytes."""
+        self._images[row] = images
+        self._filled[row] = 1  # last of all: what another process sees as filled is whole
+
+    def _map(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        memory = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
+        num_triples = self._shape[0]
+        self._filled, images = memory[:num_triples], memory[num_triples:]
+        self._images = images.view(self._shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a spawned process: the same memory, by its descriptor."""
+        return {"shape": self._shape, "descriptor": reduction.DupFd(self._descriptor)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._shape = state["shape"]
+        self._map(state["descriptor"].detach())
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+def make_caches(*counts: int, size: tuple[int, int], num_processes: int = 1) -> list[RamCache]:
+    """A cache for each of several sets of triples, if all of them fit into memory together.
+
+    Args:
+        counts: triples of each set.
+        size: height and width of the images.
+        num_processes: processes on this machine that make the same caches, each for itself.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    needed, free = num_processes * cache_bytes(sum(counts), size), free_memory()
+    what = f"{_gigabytes(needed)} for {sum(counts)} triples of {size[0]} x {size[1]} pixels"
+    if num_processes > 1:
+        what += f" in each of {num_processes} processes"
+    if needed > _SHARE * free:
+        raise UserError(
+            f"DATALOADER.CACHE ram needs {what}, but may take only {_gigabytes(_SHARE * free)}, "
+            f"{_SHARE:.0%} of the memory that is free; set DATALOADER.CACHE none"
+        )
+    logger.info("DATALOADER.CACHE ram takes up to %s, filled as images are read", what)
+    return [RamCache(count, size) for count in counts]
+
+
+def cache_bytes(num_triples: int, size: tuple[int, int]) -> int:
+    """Memory that a full cache takes."""
+    return num_triples * torch.Size(_triple_shape(size)).numel()
+
+
+def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
+    """Bytes that can be taken without anything else being pushed out: of the machine, or of its container."""
+    try:
+        fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
+        free = 1024 * int(fields["MemAvailable"].split()[0])
+    except (OSError, KeyError):  # not Linux: all that there is
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        used = int((cgroup / "memory.current").read_text())
+        statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        reclaimable = int(statistics["active_file"]) + int(statistics["inactive_file"])
+    except (OSError, KeyError, ValueError):  # no container, or one without a limit
+        return free
+    return min(free, limit - used + reclaimable)
+
+
+def _triple_shape(size: tuple[int, int]) -> tuple[int, ...]:
+    return (len(Modality), 3, *size)
+
+
+def _make_anonymous_file(num_bytes: int) -> int:
+    """A descriptor of zeros that nothing is set aside for yet; on Linux in memory, not bound by /dev/shm."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("demo-sdtps-cache")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, num_bytes)
+    return descriptor
+
+
+def _gigabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"

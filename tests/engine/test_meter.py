@@ -1,0 +1,168 @@
+"""Numbers come to the host late, and none is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from config import load_config
+from conftest import SMALL_MODEL
+from engine.meter import Meter, Reading
+from engine.results import EvaluationResult
+from engine.run_state import Progress, TrainSettings
+from engine.train import Trainer
+from modeling.make_model import make_model
+from solver.build import make_criterion, make_optimizer, make_schedule
+from structures import ModalBatch
+
+NORMS = (3.0, math.inf, 5.0)
+
+
+class ToyBoard:
+    def __init__(self) -> None:
+        self.points: dict[tuple[str, int], float] = {}
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        assert (tag, step) not in self.points
+        self.points[tag, step] = value
+
+
+def measured(lag: int) -> Meter:
+    """A meter after three steps, the second of which overflowed."""
+    board: Any = ToyBoard()
+    progress = Progress(epoch=1, step=10)
+    meter = Meter(progress, epochs=3, board=board, lag=lag)
+    meter.begin_epoch(3, {"heads + backbone": 0.5})
+    for loss, norm in zip((1.0, 2.0, 6.0), NORMS, strict=True):
+        progress.step += 1
+        progress.steps_in_epoch += 1
+        reading = Reading({"gradient_norm": torch.tensor(norm)})
+        meter.book({"loss": loss, "accuracy": 0.5}, reading, num_images=12)
+    return meter
+
+
+def test_a_reading_gives_the_numbers_by_name() -> None:
+    scalars = {"a": torch.tensor(0.1, requires_grad=True), "b": torch.tensor(2)}
+    assert Reading(scalars).wait() == {"a": torch.tensor(0.1).item(), "b": 2.0}
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_every_number_ends_in_the_sums_and_in_tensorboard_at_its_own_step(lag: int) -> None:
+    meter = measured(lag)
+    meter.settle()
+    meter.settle()  # nothing is counted twice
+    assert meter.progress.sums == {
+        "loss": 9.0,
+        "accuracy": 1.5,
+        "gradient_norm": 8.0,
+        "skipped_steps": 1.0,
+    }
+    assert meter.means()["loss"] == 3.0
+    points = meter.board.points  # type: ignore[union-attr]
+    assert [points["train/loss", step] for step in (11, 12, 13)] == [1.0, 2.0, 6.0]
+    assert {key: value for key, value in points.items() if key[0] == "train/gradient_norm"} == {
+        ("train/gradient_norm", 11): 3.0,
+        ("train/gradient_norm", 13): 5.0,
+    }
+    assert points["train/skipped_steps", 12] == 1.0
+    assert points["lr/heads_backbone", 13] == 0.5
+
+
+def test_a_norm_that_is_still_on_its_way_does_not_spoil_the_mean() -> None:
+    assert measured(lag=0).details() == "gradient 2.67 lr heads + backbone 5.00e-01"
+    assert measured(lag=1).details() == "gradient 1.50 lr heads + backbone 5.00e-01"
+
+
+class Questions(TorchDispatchMode):
+    """Notes the operations for whose result the host must wait on CUDA."""
+
+    KINDS = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "equal",
+        "_unique2",
+        "repeat_interleave.Tensor",
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = str(function).removeprefix("aten.")
+        by_mask = name.startswith(("index.", "index_put")) and any(
+            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
+        )
+        if by_mask or name.startswith(self.KINDS):
+            self.asked.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_questions_are_noticed() -> None:
+    numbers = torch.tensor([1.0, 2.0])
+    with Questions() as questions:
+        numbers.sum().item()
+        numbers[numbers > 1]
+        if numbers.all():
+            numbers.max()
+    kinds = [name.partition(".")[0] for name in questions.asked]
+    assert kinds == ["_local_scalar_dense", "index", "_local_scalar_dense"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [
+            "MODEL.HDM",
+            "True",
+            "MODEL.ATM",
+            "True",
+            "MODEL.SDTPS_USE_GUMBEL",
+            "True",
+            "MODEL.SIE_CAMERA",
+            "True",
+        ],
+        ["MODEL.SLIM_LAYERS", "[2, 3]", "SOLVER.CLIP_GRAD", "1.0", "MODEL.NO_MARGIN", "False"],
+    ],
+)
+def test_a_step_asks_nothing_of_the_device(
+    tmp_path: Path, make_batch: Callable[..., ModalBatch], changes: list[str]
+) -> None:
+    """Besides its two readings, which wait for nothing that would leave the device without work."""
+    cfg = load_config(SMALL_MODEL, changes)
+    model = make_model(cfg, 4, 4)
+    optimizer = make_optimizer(cfg, model)
+    batch = make_batch([0, 0, 1, 1], size=tuple(cfg.INPUT.SIZE_TRAIN))
+
+    def evaluate(_: Callable[[], None]) -> EvaluationResult:
+        raise AssertionError
+
+    trainer = Trainer(
+        model=model,
+        criterion=make_criterion(cfg),
+        optimizer=optimizer,
+        schedule=make_schedule(cfg, optimizer),
+        loader=[batch],
+        set_epoch=lambda epoch, first_batch: None,
+        evaluate=evaluate,
+        device=torch.device("cpu"),
+        folder=tmp_path,
+        settings=TrainSettings(epochs=1, clip_grad=cfg.SOLVER.CLIP_GRAD),
+    )
+    weight: Tensor = next(model.parameters())
+    before = weight.detach().clone()
+    with Questions() as questions:
+        trainer._train_step(batch, epoch=1)
+    assert questions.asked == []
+    assert not torch.equal(weight, before)

@@ -1,0 +1,426 @@
+"""Studies from the command line to the summary: with a pretended trainer, and once with the real one."""
+
+import csv
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from conftest import ROOT, SMALL_MODEL
+from structures import UserError
+from tools import ablate
+from tools.ablation.bootstrap import Difference
+from tools.ablation.pages import markdown
+from tools.ablation.run_folder import Run, training_seconds
+from tools.ablation.runner import StudyRunner, remaining_seconds
+from tools.ablation.scores import QueryScores, read_scores
+from tools.ablation.summary import MEASURES, RunResult, mean_and_spread, summarise
+
+FAKE = Path(__file__).parent / "fake_run.py"
+SHIFTS = {"base": 0.0, "wide": 0.1, "narrow": -0.1}
+
+
+class Study:
+    """A study on disk whose runs are pretended; `kinds` says what the training of each run does."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.output = folder / "out"
+        self.file = folder / "study.yml"
+        self.kinds: dict[str, str] = {}
+        self.content: dict[str, object] = {
+            "base": str(SMALL_MODEL),
+            "settings": {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1},
+            "variants": {"base": {}, "wide": {"SOLVER.BASE_LR": 0.5}, "narrow": {"SOLVER.BASE_LR": 0.25}},
+            "seeds": [1, 2],
+            "jobs": 2,
+            "threads": 1,
+            "output": str(self.output),
+        }
+        runner = partial(StudyRunner, train=self.train, score=self.score, poll_seconds=0.02)
+        monkeypatch.setattr(ablate, "StudyRunner", runner)
+
+    def command(self, kind: str, run: Run) -> list[str]:
+        config = self.folder / f"{run.variant}_{run.seed}.yml"
+        config.write_text(run.cfg.dump())
+        how = "--resume" if (run.folder / "last.pth").exists() else "--overwrite"
+        words = [kind, run.folder, config, run.seed, SHIFTS[run.variant], how]
+        return [sys.executable, str(FAKE), *map(str, words)]
+
+    def train(self, run: Run) -> list[str]:
+        return self.command(self.kinds.get(run.name, "train"), run)
+
+    def score(self, run: Run) -> list[str]:
+        return self.command("score", run)
+
+    def start(self, *options: str) -> None:
+        self.file.write_text(yaml.safe_dump(self.content, sort_keys=False))
+        ablate.main([str(self.file), *options])
+
+    def calls(self) -> list[list[str]]:
+        """Kind, run, way, device and threads of each process, in order, since the last time."""
+        path = self.output / "calls.txt"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return [line.split() for line in lines]
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
+    return Study(tmp_path, monkeypatch)
+
+
+def test_every_run_is_trained_and_scored_once(study: Study) -> None:
+    study.start()
+    calls = study.calls()
+    assert sorted((kind, name) for kind, name, *_ in calls) == sorted(
+        (kind, f"{variant}/seed_{seed}")
+        for kind in ("train", "score")
+        for variant in SHIFTS
+        for seed in (1, 2)
+    )
+    assert {tuple(rest) for kind, _, *rest in calls if kind == "train"} == {("--overwrite", "-", "1")}
+    assert (training_seconds(study.output / "wide" / "seed_1") or 0) > 0
+
+    written = {path.name: path.read_bytes() for path in study.output.glob("summary.*")}
+    assert set(written) == {"summary.md", "summary.csv", "summary.json", "summary.png"}
+    study.start()  # everything is finished
+    assert study.calls() == []
+    assert {path.name: path.read_bytes() for path in study.output.glob("summary.*")} == written
+
+
+def test_the_summary_says_what_was_put_in(study: Study) -> None:
+    study.start()
+    content = json.loads((study.output / "summary.json").read_text())
+    base, wide, narrow = content["variants"]
+    assert (content["reference"], content["epoch"], base["epochs"]) == ("base", "last epoch", [2])
+    assert (base["differences"], wide["runs"]["1"]["on person"]) == ({}, 50.0)
+    # The shift is the same for every query and seed: the interval has no width.
+    found = wide["differences"]["mAP"]
+    assert [found["estimate"], *found["interval_95"]] == pytest.approx([10, 10, 10])
+    assert (found["word"], found["seeds"], found["queries"]) == ("better", 2, 50)
+    assert narrow["differences"]["mAP"]["word"] == "worse"
+
+    rows = list(csv.DictReader((study.output / "summary.csv").open()))
+    values = [run["mAP"] for run in wide["runs"].values()]
+    assert [row["variant"] for row in rows] == ["base", "wide", "narrow"]
+    assert float(rows[1]["mAP mean"]) == pytest.approx(np.mean(values))
+    assert float(rows[1]["mAP std"]) == pytest.approx(np.std(values, ddof=1))
+    assert rows[1]["mAP word"] == "better"
+    page = (study.output / "summary.md").read_text()
+    assert re.search(r"\| wide \| \+10\.0 \[\+10\.0, \+10\.0\] \| better \|", page)
+    for text in ("last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "the same seed in both variants"):
+        assert text in page.replace("\n", " ")
+
+
+def test_a_failed_run_is_reported_and_the_others_go_on(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.kinds = {"wide/seed_2": "fail"}
+    with pytest.raises(SystemExit) as ended:
+        study.start()
+    out = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert "wide/seed_2 failed: training ended with status 3" in out
+    assert "the disk is on fire" in out
+    assert "1 of 6 runs failed" in out
+    assert "| wide | 1 of 2 |" in (study.output / "summary.md").read_text()
+    assert (
+        json.loads((study.output / "summary.json").read_text())["variants"][1]["differences"]["mAP"]["seeds"]
+        == 1
+    )
+    study.calls()
+    study.kinds = {}
+    study.start()
+    assert [call[:2] for call in study.calls()] == [["train", "wide/seed_2"], ["score", "wide/seed_2"]]
+
+
+def test_a_run_without_a_result_has_failed(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.content["seeds"] = [1]
+    study.kinds = {"wide/seed_1": "score_nothing"}
+    with pytest.raises(SystemExit):
+        study.start()
+    assert "training ended well, but without a result" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
+    study: Study, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.content["seeds"] = [1]
+    study.kinds = {"wide/seed_1": "wait", "narrow/seed_1": "wait"}
+    waiting = [study.output / name / "waits" for name in study.kinds]
+
+    def interrupt() -> None:
+        while not all(path.exists() for path in waiting):
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    with pytest.raises(SystemExit) as ended:
+        study.start()
+    thread.join()
+    out = capsys.readouterr().out
+    assert ended.value.code == 128 + number
+    assert f"stopped by {number.name}; 1 of 3 runs are finished and will not be repeated" in out
+    assert f"go on with: python -m tools.ablate {study.file}" in out
+    assert all((path.parent / "last.pth").read_text() == "half" for path in waiting)
+    study.calls()
+
+    study.start()
+    calls = study.calls()
+    assert sorted(call[:3] for call in calls if call[0] == "wait") == [
+        ["wait", "narrow/seed_1", "--resume"],
+        ["wait", "wide/seed_1", "--resume"],
+    ]
+    assert len(calls) == 4
+    sessions = json.loads((waiting[0].parent / "ablate.json").read_text())["sessions"]
+    assert len(sessions) == 2
+    assert training_seconds(waiting[0].parent) == pytest.approx(sum(s["seconds"] for s in sessions))
+
+
+def test_each_device_has_one_run_at_a_time(study: Study) -> None:
+    study.content |= {"devices": [3, 5], "seeds": [1]}
+    del study.content["jobs"]
+    study.start()
+    calls = study.calls()
+    assert {call[3] for call in calls} == {"3", "5"}
+    by_run = {call[1]: call[3] for call in calls if call[0] == "train"}
+    assert by_run["base/seed_1"] != by_run["wide/seed_1"]
+
+
+def test_settings_that_have_changed_are_named(study: Study) -> None:
+    study.start()
+    study.calls()
+    study.content["variants"] = {"base": {}, "wide": {"SOLVER.BASE_LR": 0.125}}
+    for options in ([], ["--dry_run"], ["--summary"]):
+        with pytest.raises(UserError, match=r"wide/seed_1 was .* SOLVER.BASE_LR was 0\.5 and is 0\.125 now"):
+            study.start(*options)
+    assert study.calls() == []
+    # What does not alter the result may change; new seeds and variants are added.
+    study.content["settings"] = {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1, "SOLVER.LOG_PERIOD": 3}
+    study.content |= {"variants": {"base": {}, "wide": {"SOLVER.BASE_LR": 0.5}}, "seeds": [1, 2, 4]}
+    study.start()
+    assert {call[1] for call in study.calls()} == {"base/seed_4", "wide/seed_4"}
+
+
+def test_a_run_that_was_trained_anew_is_scored_anew(study: Study) -> None:
+    study.start()
+    study.calls()
+    path = study.output / "base" / "seed_1" / "metrics.json"
+    path.write_text(path.read_text() + "\n")
+    study.start()
+    assert [call[:2] for call in study.calls()] == [["score", "base/seed_1"]]
+
+
+def test_a_dry_run_writes_nothing_and_names_what_is_left(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.start("--dry_run")
+    out = capsys.readouterr().out
+    assert not study.output.exists()
+    assert out.count("to be trained") == 6
+    assert "12 epochs are left" in out
+    assert f"train_net.py --overwrite --config_file {SMALL_MODEL} SOLVER.MAX_EPOCHS 2" in out
+    study.start()
+    capsys.readouterr()
+    (study.output / "base" / "seed_1" / "query_scores.npz").unlink()
+    study.start("--dry_run")
+    out = capsys.readouterr().out
+    assert (out.count(" finished"), out.count("the queries are to be scored")) == (5, 1)
+
+
+def test_summary_alone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.start("--summary")
+    assert "nothing to sum up" in capsys.readouterr().out
+    study.start()
+    study.calls()
+    (study.output / "summary.md").unlink()
+    study.start("--summary", "--pattern", "2")
+    assert study.calls() == []
+    assert "return pattern 2 (fused)" in (study.output / "summary.md").read_text()
+
+
+def test_two_studies_do_not_share_a_folder(study: Study) -> None:
+    study.output.mkdir()
+    with (study.output / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="is in use by another study"):
+            study.start()
+    study.content["seeds"] = [1]
+    study.start()
+
+
+def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.content["seeds"] = [1]
+    run = study.output / "wide" / "seed_1"
+    run.mkdir(parents=True)
+    with (run / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+        def release() -> None:
+            while not (study.output / ".lock").exists():
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert not (study.output / "calls.txt").exists()
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        thread = threading.Thread(target=release, daemon=True)
+        thread.start()
+        study.start()
+        thread.join()
+    assert "waiting for runs that an earlier start has left: wide/seed_1" in capsys.readouterr().out
+
+
+def test_two_runs_are_compared_by_their_queries_alone(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.start()
+    capsys.readouterr()
+    runs = [str(study.output / name / "seed_1") for name in ("base", "wide")]
+    ablate.main(["--compare", *runs, "--output", str(study.folder / "compared")])
+    out = capsys.readouterr().out
+    assert "SOLVER.BASE_LR: 0.003 → 0.5" in out
+    assert "| B | +10.0 [+10.0, +10.0] | better |" in out
+    assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
+    assert "draws the seeds" not in out
+    assert len(list((study.folder / "compared").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either a study"),
+        (["x.yml", "--compare", "a", "b"], "give either a study"),
+        (["--compare", "a", "b"], "a does not hold a finished run"),
+        (["--compare", "a", "a"], "two different runs"),
+        (["--compare", "a", "b", "--dry_run"], "belong to a study"),
+        (["x.yml", "--output", "a"], "--output belongs to --compare"),
+        (["x.yml", "--jobs", "0"], "--jobs must be 1 or more"),
+        (["x.yml"], "does not exist"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        ablate.main(arguments)
+
+
+def result(mean_ap: float, precisions: list[float], names: tuple[str, ...] = ("a", "b")) -> RunResult:
+    scores = QueryScores(3, np.array(names), np.array(precisions), np.array([1, 2]))
+    return RunResult(dict(zip(MEASURES, (mean_ap, 50.0, None, 1.5, None), strict=True)), 12, scores)
+
+
+def test_means_and_deviations_by_hand() -> None:
+    assert mean_and_spread([]) is None
+    assert mean_and_spread([4.0]) == (4.0, None)
+    assert mean_and_spread([1.0, 2.0, 6.0]) == pytest.approx((3.0, 7**0.5))
+
+
+def test_only_seeds_that_both_variants_have_are_compared() -> None:
+    results = {
+        "base": {1: result(50, [0.5, 0.5]), 2: result(90, [0.9, 0.9])},
+        "other": {1: result(60, [0.6, 0.6]), 3: result(10, [0.1, 0.1])},
+        "none": {4: result(60, [0.6, 0.6])},
+    }
+    summary = summarise("t", results, reference="base", num_wanted=4, pattern=None)
+    found = summary.variants[1].differences["mAP"]
+    assert isinstance(found, Difference)
+    assert (found.num_seeds, found.estimate) == (1, pytest.approx(10))
+    page = markdown(summary)
+    assert "| base | 2 of 4 | 70.0 ± 28.3 | 50.0 ± 0.0 | – | 1.5000 | – | 3 |" in page
+    assert "| none | – | – | – | – | 0 |" in page
+    assert "The noise between seeds is not in that" in page
+
+
+def test_different_queries_cannot_be_compared() -> None:
+    results = {"base": {1: result(50, [0.5, 0.5])}, "other": {1: result(50, [0.5, 0.5], ("a", "c"))}}
+    with pytest.raises(UserError, match="different queries"):
+        summarise("t", results, reference="base", num_wanted=1, pattern=None)
+
+
+def test_remaining_time() -> None:
+    assert remaining_seconds(30.0, 0, 5) is None
+    assert remaining_seconds(30.0, 3, 5) == pytest.approx(50.0)
+
+
+@pytest.fixture(scope="module")
+def real_study(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> Path:
+    """A study of the real trainer, 2 variants × 2 seeds, that was killed when its first run was finished."""
+    folder = tmp_path_factory.mktemp("study")
+    quick = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    settings = dict(zip(mini_settings[::2], mini_settings[1::2], strict=True)) | dict(
+        zip(quick[::2], quick[1::2], strict=True)
+    )
+    content = {
+        "base": str(SMALL_MODEL),
+        "settings": settings,
+        "variants": {"base": {}, "baseline": {"MODEL.USE_SDTPS": False}},
+        "seeds": [1, 2],
+        "threads": 1,
+        "output": str(folder / "out"),
+    }
+    (folder / "study.yml").write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "tools.ablate", str(folder / "study.yml")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: (folder / "out/base/seed_1/query_scores.npz").exists(), process)
+    finally:
+        process.kill()
+        process.wait()
+    return folder
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    while not condition():
+        assert process.poll() is None, "the study ended too early"
+        time.sleep(0.05)
+
+
+def test_a_killed_study_goes_on_and_repeats_no_finished_run(real_study: Path) -> None:
+    finished = real_study / "out" / "base" / "seed_1"
+    before = {
+        name: (finished / name).stat().st_mtime_ns
+        for name in ("metrics.json", "last.pth", "query_scores.npz")
+    }
+    ablate.main([str(real_study / "study.yml")])
+    assert {name: (finished / name).stat().st_mtime_ns for name in before} == before
+    content = json.loads((real_study / "out" / "summary.json").read_text())
+    base, baseline = content["variants"]
+    assert set(base["runs"]) == set(baseline["runs"]) == {"1", "2"}
+    assert (base["patterns"], baseline["patterns"]) == ([3], [1])
+    assert 0 < base["runs"]["1"]["on person"] < 100
+    assert baseline["runs"]["1"]["on person"] is None
+    assert base["runs"]["1"]["GFLOPs"] > baseline["runs"]["1"]["GFLOPs"] > 0
+    # The scores of the queries are those of the training run.
+    for seed in ("1", "2"):
+        folder = real_study / "out" / "base" / f"seed_{seed}"
+        metrics = json.loads((folder / "metrics.json").read_text())["summary"]["last epoch"]
+        for pattern in (1, 2, 3):
+            scores = read_scores(folder, pattern)
+            assert 100 * scores.average_precisions.mean() == pytest.approx(
+                metrics[f"pattern_{pattern}"]["mAP"]
+            )
+            assert 100 * (scores.first_hits == 1).mean() == pytest.approx(
+                metrics[f"pattern_{pattern}"]["rank_1"]
+            )
+        assert len(scores.names) == 16
+        assert base["runs"][seed]["mAP"] == metrics["pattern_3"]["mAP"]
+    difference = base["runs"]["1"]["mAP"] + base["runs"]["2"]["mAP"]
+    difference -= baseline["runs"]["1"]["mAP"] + baseline["runs"]["2"]["mAP"]
+    assert baseline["differences"]["mAP"]["estimate"] == pytest.approx(-difference / 2)

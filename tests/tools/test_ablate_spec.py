@@ -1,0 +1,126 @@
+"""Study files: what they mean, and the sentence that each mistake gets."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, SMALL_MODEL
+from tools.ablate import main
+from tools.ablation.spec import SpecError, StudySpec, read_spec
+
+STUDIES = sorted((ROOT / "studies").glob("*.yml"))
+GOOD = f"base: {SMALL_MODEL}\nseeds: [1, 2]\nvariants:\n  base: {{}}\n"
+
+Read = Callable[[str], StudySpec]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Read a study from its text."""
+
+    def read_text(text: str) -> StudySpec:
+        (tmp_path / "study.yml").write_text(text)
+        return read_spec(tmp_path / "study.yml")
+
+    return read_text
+
+
+def test_a_mapping_and_a_list_mean_the_same(read: Read) -> None:
+    spec = read(
+        f"base: {SMALL_MODEL}\nseeds: [7]\nsettings: [SOLVER.MAX_EPOCHS, 3]\nvariants:\n"
+        "  mapping: {MODEL.SLIM_LAYERS: [2, 3], MODEL.SDTPS_USE_GUMBEL: yes, TEST.RE_RANKING: yes}\n"
+        "  list: [MODEL.SLIM_LAYERS, [2, 3], MODEL.SDTPS_USE_GUMBEL, true, SOLVER.BASE_LR, 1e-3]\n"
+    )
+    first, second = spec.runs()
+    assert first.words[:4] == second.words[:4] == ("SOLVER.MAX_EPOCHS", "3", "MODEL.SLIM_LAYERS", "[2, 3]")
+    assert first.cfg.MODEL.SDTPS_USE_GUMBEL is second.cfg.MODEL.SDTPS_USE_GUMBEL is True
+    assert (first.cfg.TEST.RE_RANKING, second.cfg.SOLVER.BASE_LR) == ("yes", 1e-3)
+    assert (first.epochs, first.cfg.SOLVER.SEED) == (3, 7)
+    assert spec.reference == "mapping"  # none is called base
+
+
+def test_runs_are_folders_by_variant_and_seed_and_come_seed_by_seed(read: Read) -> None:
+    spec = read(GOOD + "  wide: {SOLVER.BASE_LR: 1e-3}\noutput: some/where\n")
+    assert [run.name for run in spec.runs()] == ["base/seed_1", "wide/seed_1", "base/seed_2", "wide/seed_2"]
+    assert spec.runs()[1].folder == Path("some/where/wide/seed_1")
+    assert spec.runs()[1].cfg.OUTPUT_DIR == "some/where/wide/seed_1"
+    assert read(GOOD).output == Path("runs/studies/study")
+    assert read(GOOD.replace("variants:\n", "variants:\n  first: {SOLVER.BASE_LR: 1}\n")).reference == "base"
+
+
+def test_jobs_devices_and_threads(read: Read) -> None:
+    assert (read(GOOD).jobs, read(GOOD + "devices: [0, 1]").jobs) == (1, 2)
+    spec = read(GOOD + "devices: [2, 3]\njobs: 1\nthreads: 4")
+    assert (spec.jobs, spec.devices, spec.num_threads(1)) == (1, ("2", "3"), 4)
+    assert spec.runs()[0].cfg.MODEL.DEVICE_ID == "0"
+    assert read(GOOD).num_threads(10_000) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold base:"),
+        ("base: [", "not valid YAML"),
+        (GOOD + "variant: 3", "unknown key 'variant'; did you mean variants"),
+        (GOOD + "zzz: 3", "unknown key 'zzz'; the keys are base"),
+        (GOOD.replace("seeds: [1, 2]", ""), "seeds is missing"),
+        (GOOD.replace("[1, 2]", "3"), "seeds is a list of whole numbers"),
+        (GOOD.replace("[1, 2]", "[1, -2]"), "seeds is a list of whole numbers"),
+        (GOOD.replace("[1, 2]", "[2, 1, 2]"), "seeds: 2 appears twice"),
+        (GOOD.replace("[1, 2]", "[99999999999]"), "SOLVER.SEED takes finite numbers"),
+        (GOOD + "  base: {SOLVER.BASE_LR: 1}", "'base' appears twice, again in line 5"),
+        (GOOD + "  Base: {SOLVER.BASE_LR: 1}", "small and capital letters alike: base appears twice"),
+        (GOOD + "  a/b: {}", "'a/b' cannot be a folder"),
+        (GOOD + "  ..: {}", "'..' cannot be a folder"),
+        (GOOD + "  summary.md: {}", "cannot be a folder"),
+        (GOOD + f"  {'x' * 61}: {{}}", "cannot be a folder"),
+        (GOOD + "  a: 3", "variant 'a' takes settings"),
+        (GOOD + "  a: [SOLVER.BASE_LR]", "'SOLVER.BASE_LR' stands alone"),
+        (GOOD + "  a: {SOLVER: {BASE_LR: 1}}", "write settings as SECTION.KEY: VALUE"),
+        (GOOD + "  a: [SOLVER.BASE_LR, 1, SOLVER.BASE_LR, 2]", "SOLVER.BASE_LR appears twice"),
+        (GOOD + "  a: {SOLVER.SEED: 1}", "must not set SOLVER.SEED"),
+        (GOOD + "settings: {OUTPUT_DIR: x}", "must not set OUTPUT_DIR"),
+        (GOOD + "  a: {MODEL.USE_SDTP: True}", "variant 'a': unknown key 'MODEL.USE_SDTP'; did you mean"),
+        (GOOD + "  a: {SOLVER.BASE_LR: fast}", "variant 'a': SOLVER.BASE_LR takes a number"),
+        (GOOD + "  a: {MODEL.ATM: True}", "variant 'a': .*HDM"),
+        (GOOD + "  a: {MODEL.USE_SDTPS: True}", "'base' and 'a' have the same settings"),
+        (GOOD + "  a: {program: nowhere.py}", "the program nowhere.py does not exist"),
+        (GOOD.replace(str(SMALL_MODEL), "nowhere.yml"), "nowhere.yml does not exist"),
+        (GOOD + "jobs: 0", "jobs is a whole number from 1"),
+        (GOOD + "threads: many", "threads is a whole number from 1"),
+        (GOOD + "devices: [0]\njobs: 2", "one run per device"),
+        (GOOD + "devices: [0, 0]", "devices: 0 appears twice"),
+        (GOOD + "pattern: 4", r"pattern is one of \[1, 2, 3\]"),
+        ("base: &a [*a]\nseeds: [1]\nvariants: {base: {}}", "not valid YAML"),
+    ],
+)
+def test_mistakes(read: Read, text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        read(text)
+    assert "study.yml: " in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nothing\.yml: the file does not exist"):
+        read_spec(tmp_path / "nothing.yml")
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.stem)
+def test_dry_runs_of_our_studies(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # nothing of an earlier start is there
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "studies").symlink_to(ROOT / "studies")
+    main([str(study), "--dry_run", "--jobs", "3"])
+    spec, out = read_spec(study), capsys.readouterr().out
+    assert out.count("to be trained") == len(spec.variants) * len(spec.seeds)
+    assert spec.reference == "base"
+    assert len(spec.seeds) >= 3
+    assert "3 at once" in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_there_are_studies() -> None:
+    assert {"parts", "gumbel", "selection"} <= {study.stem for study in STUDIES}

@@ -1,0 +1,1 @@
+"""What `tools/ablate.py` is made of; docs/ablation.md explains the words."""

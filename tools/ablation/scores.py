@@ -1,0 +1,133 @@
+"""The score of every query of a finished run: `python -m tools.ablation.scores RUN`.
+
+metrics.json has means alone; to compare two runs query by query, the last weights are evaluated once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from config import load_config
+from datasets.build import build_data
+from engine.build import make_device, make_evaluation
+from engine.checkpoint import save_arrays
+from engine.setup import run_command, seed_everything, setup_log
+from evaluation.build import make_evaluator
+from modeling.make_model import make_model
+from modeling.weights import load_model
+from structures import RankingMetrics, UserError
+
+logger = logging.getLogger(__name__)
+
+FILE = "query_scores.npz"
+
+
+@dataclass(frozen=True)
+class QueryScores:
+    """The scores of a run with one return pattern, of the Q queries that have a right match in the gallery.
+
+    Attributes:
+        pattern: the return pattern.
+        names: file names, (Q,).
+        average_precisions: (Q,), in [0, 1].
+        first_hits: rank of the first right match, (Q,), from 1.
+    """
+
+    pattern: int
+    names: np.ndarray
+    average_precisions: np.ndarray
+    first_hits: np.ndarray
+
+
+def has_scores(folder: Path) -> bool:
+    """Whether the queries of the run as it is now have been scored."""
+    arrays = _read(folder)
+    return arrays is not None and str(arrays["run"]) == _fingerprint(folder)
+
+
+def read_scores(folder: Path, pattern: int | None = None) -> QueryScores:
+    """The scores of a run.
+
+    Args:
+        folder: of the run.
+        pattern: the return pattern; None for the last. A model without a fusion part has the first alone.
+    """
+    arrays = _read(folder)
+    if arrays is None:
+        raise UserError(f"{folder / FILE} does not exist")
+    patterns = [int(number) for number in arrays["patterns"]]
+    chosen = pattern if pattern in patterns else patterns[-1]
+    precisions = arrays[f"average_precisions_{chosen}"]
+    scored = ~np.isnan(precisions)
+    hits = arrays[f"first_hits_{chosen}"]
+    return QueryScores(chosen, arrays["names"][scored], precisions[scored], hits[scored])
+
+
+def score_queries(folder: Path, settings: Sequence[str] = ()) -> None:
+    """Evaluate last.pth of a finished run, as test_net.py does, and keep the score of each query.
+
+    Args:
+        folder: of the run.
+        settings: `KEY VALUE …` that differ from those of the run: where the data are, which device.
+    """
+    weights = folder / "last.pth"
+    if not weights.is_file():
+        raise UserError(f"{weights} does not exist; without it the queries of the run cannot be scored")
+    cfg = load_config(folder / "config.yml", settings)
+    device = make_device(cfg)
+    seed_everything(cfg.SOLVER.SEED)
+    data = build_data(cfg)
+    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+    load_model(model, str(weights))
+    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
+    result = make_evaluation(cfg, data.test_loader, evaluator, device)(model.to(device))
+    names = np.array(evaluator.collected().names)[data.query_rows]
+    save_arrays(folder / FILE, _arrays(folder, names, result.ranking))
+    logger.info("wrote the scores of %d queries to %s", len(names), folder / FILE)
+
+
+def _arrays(folder: Path, names: np.ndarray, ranking: dict[int, RankingMetrics]) -> dict[str, Any]:
+    return {
+        "run": np.array(_fingerprint(folder)),
+        "names": names,
+        "patterns": np.array(list(ranking)),
+        **{f"average_precisions_{p}": metrics.average_precisions for p, metrics in ranking.items()},
+        **{f"first_hits_{p}": metrics.first_hits for p, metrics in ranking.items()},
+    }
+
+
+def _fingerprint(folder: Path) -> str:
+    """Tells a run from one that was trained anew in the same folder."""
+    return hashlib.sha256((folder / "metrics.json").read_bytes()).hexdigest()
+
+
+def _read(folder: Path) -> dict[str, np.ndarray] | None:
+    try:
+        with np.load(folder / FILE, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, EOFError, KeyError):
+        raise UserError(f"{folder / FILE} cannot be read; delete it, and it is made again") from None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Score the queries of one run."""
+    parser = argparse.ArgumentParser(description="Keep the score of every query of a finished run.")
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("settings", metavar="KEY VALUE", nargs="*", help="settings that differ from its own")
+    args = parser.parse_args(argv)
+    setup_log()
+    score_queries(args.run, args.settings)
+
+
+if __name__ == "__main__":
+    run_command(main)

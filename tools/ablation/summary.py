@@ -1,0 +1,196 @@
+"""From the folders of finished runs to rows of numbers: one per variant, and its difference to another."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from structures import RETURN_PATTERNS, UserError
+from tools.ablation.bootstrap import Difference, paired_bootstrap
+from tools.ablation.run_folder import read_metrics, training_seconds
+from tools.ablation.scores import QueryScores, read_scores
+
+logger = logging.getLogger(__name__)
+
+LAST_EPOCH = "last epoch"
+"""The entry of metrics.json that is compared."""
+MEASURES = ("mAP", "R-1", "on person", "GFLOPs", "minutes")
+"""What each run is measured by: percent, percent, percent of the kept patches, per triple, of training."""
+TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What one finished run has reached.
+
+    Attributes:
+        measures: by the names of `MEASURES`; None where it is not known.
+        epoch: the epoch that the numbers are from.
+        scores: of each query.
+    """
+
+    measures: dict[str, float | None]
+    epoch: int
+    scores: QueryScores
+
+
+@dataclass(frozen=True)
+class VariantSummary:
+    """One variant.
+
+    Attributes:
+        name: of the variant.
+        results: by seed, those that are finished.
+        differences: in `mAP` and `R-1` to the reference, in percent; empty for the reference itself, and
+            where no seed is finished in both.
+    """
+
+    name: str
+    results: Mapping[int, RunResult]
+    differences: Mapping[str, Difference]
+
+    def values(self, measure: str) -> list[float]:
+        """A measure of the runs of which it is known."""
+        found = [result.measures[measure] for result in self.results.values()]
+        return [value for value in found if value is not None]
+
+    @property
+    def patterns(self) -> list[int]:
+        """The return patterns that the numbers are of: one, unless runs differ."""
+        return sorted({result.scores.pattern for result in self.results.values()})
+
+    @property
+    def epochs(self) -> list[int]:
+        """The epochs that the numbers are from."""
+        return sorted({result.epoch for result in self.results.values()})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A study, or a comparison of two runs.
+
+    Attributes:
+        title: a few words.
+        reference: the variant that the others are compared with.
+        variants: in the order of the study.
+        num_wanted: runs of each variant that the study asks for.
+        pattern: the return pattern that was asked for, or None for the last.
+    """
+
+    title: str
+    reference: str
+    variants: Sequence[VariantSummary]
+    num_wanted: int
+    pattern: int | None
+
+    @property
+    def pattern_words(self) -> str:
+        """The return pattern in words."""
+        if self.pattern is None:
+            return "the last return pattern that each model has"
+        return f"return pattern {self.pattern} ({RETURN_PATTERNS[self.pattern]})"
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | None:
+    """Mean and standard deviation (dividing by n - 1) of n values; no deviation of one, nothing of none."""
+    if not values:
+        return None
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def read_result(folder: Path, pattern: int | None) -> RunResult:
+    """What a finished run whose queries are scored has reached."""
+    metrics = read_metrics(folder)
+    if metrics is None or "summary" not in metrics:
+        raise UserError(f"{folder} does not hold a finished run (a metrics.json with a summary)")
+    scores = read_scores(folder, pattern)
+    found = metrics["summary"][LAST_EPOCH]
+    ranking = found[f"pattern_{scores.pattern}"]
+    again = 100 * float(scores.average_precisions.mean())
+    if abs(again - ranking["mAP"]) > TOLERANCE:
+        message = "%s: mAP was %.2f after training and %.2f when the queries were scored"
+        logger.warning(message, folder, ranking["mAP"], again)
+    kept: dict[str, float] | None = found.get("kept_patch_precision")
+    on_person = None if kept is None else float(np.mean([kept[name] for name in ("RGB", "NI", "TI")]))
+    seconds = training_seconds(folder)
+    values = (
+        ranking["mAP"],
+        ranking["rank_1"],
+        on_person,
+        metrics["cost"]["parts"]["total"]["gflops"],
+        None if seconds is None else seconds / 60,
+    )
+    return RunResult(dict(zip(MEASURES, values, strict=True)), metrics["epochs"][-1]["epoch"], scores)
+
+
+def summarise(
+    title: str,
+    results: Mapping[str, Mapping[int, RunResult]],
+    *,
+    reference: str,
+    num_wanted: int,
+    pattern: int | None,
+) -> Summary:
+    """Compare all variants with the reference.
+
+    Args:
+        title: see `Summary`.
+        results: by variant and seed.
+        reference: a key of `results`.
+        num_wanted: see `Summary`.
+        pattern: see `Summary`.
+    """
+    variants = [
+        VariantSummary(name, runs, {} if name == reference else compare(runs, results[reference]))
+        for name, runs in results.items()
+    ]
+    return Summary(title, reference, variants, num_wanted, pattern)
+
+
+def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -> dict[str, Difference]:
+    """The differences of mAP and R-1, in percent, over the seeds that both variants have."""
+    seeds = sorted(runs.keys() & reference.keys())
+    if not seeds:
+        return {}
+    pairs = [[side[seed].scores for seed in seeds] for side in (runs, reference)]
+    names = pairs[0][0].names
+    for scores in (*pairs[0], *pairs[1]):
+        if not np.array_equal(scores.names, names):
+            raise UserError("the runs have different queries; only runs on the same test set can be compared")
+    precisions = [100 * np.stack([scores.average_precisions for scores in side]) for side in pairs]
+    hits = [100.0 * np.stack([scores.first_hits == 1 for scores in side]) for side in pairs]
+    return {"mAP": paired_bootstrap(*precisions), "R-1": paired_bootstrap(*hits)}
+
+
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """Plain numbers for summary.json."""
+    return {
+        "title": summary.title,
+        "reference": summary.reference,
+        "epoch": LAST_EPOCH,
+        "pattern": summary.pattern_words,
+        "variants": [
+            {
+                "name": variant.name,
+                "patterns": variant.patterns,
+                "epochs": variant.epochs,
+                "runs": {str(seed): result.measures for seed, result in variant.results.items()},
+                "differences": {
+                    measure: {
+                        "estimate": found.estimate,
+                        "interval_95": [found.low, found.high],
+                        "seeds": found.num_seeds,
+                        "queries": found.num_queries,
+                        "word": found.word,
+                    }
+                    for measure, found in variant.differences.items()
+                },
+            }
+            for variant in summary.variants
+        ],
+    }
