@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         evaluators = {setting: make_evaluator(cfg, *rows, data.protocol) for setting in settings}
         report = None
         if args.report is not None:
-            report = make_report_writer(cfg, args.report, data.camera_names, git_commit(), world.size)
+            report = make_report_writer(cfg, args.report, data, git_commit(), world.size)
         results = evaluate_settings(
             model,
             loader=data.test_loader,

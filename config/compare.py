@@ -7,6 +7,7 @@ import logging
 import yaml
 from yacs.config import CfgNode
 
+from config.defaults import get_cfg
 from config.validate import ConfigError, flatten
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def check_resumable(earlier: str, cfg: CfgNode, *, force: bool) -> None:
         cfg: the configuration now.
         force: go on all the same.
     """
-    before, now = dict(flatten(yaml.safe_load(earlier))), dict(flatten(yaml.safe_load(cfg.dump())))
+    defaults, now = (dict(flatten(yaml.safe_load(config.dump()))) for config in (get_cfg(), cfg))
+    before = defaults | dict(flatten(yaml.safe_load(earlier)))  # a key that is younger than the run was off
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     for key in sorted(changed):
         logger.warning(

@@ -57,7 +57,7 @@ UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
         lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL,
         "MODEL.SDTPS_USE_GUMBEL is off",
     ),
-    tuple(f"MODEL.SLIM_{name}" for name in ("KEEP", "SCORE", "CROSS", "WARMUP_EPOCHS")): (
+    tuple(f"MODEL.SLIM_{name}" for name in ("KEEP", "SCORE", "CROSS", "WARMUP_EPOCHS", "USE_GUMBEL")): (
         lambda cfg: not cfg.MODEL.SLIM_LAYERS,
         "MODEL.SLIM_LAYERS is empty",
     ),
@@ -223,8 +223,6 @@ def _validate_combinations(cfg: CfgNode) -> None:
         raise ConfigError("MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off")
     if cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS:
         raise ConfigError("MODEL.SDTPS_USE_GUMBEL has no effect without MODEL.USE_SDTPS; turn that on too")
-    if cfg.MODEL.SLIM_USE_GUMBEL and not cfg.MODEL.SLIM_LAYERS:
-        raise ConfigError("MODEL.SLIM_USE_GUMBEL has no effect without MODEL.SLIM_LAYERS; name some blocks")
     if list(cfg.INPUT.SIZE_TRAIN) != list(cfg.INPUT.SIZE_TEST):
         raise ConfigError(
             f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be "

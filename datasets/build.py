@@ -46,6 +46,7 @@ class DataBundle:
         num_cameras: cameras in training. Camera ids are numbered so that those of training come first;
             a test camera with a larger number was never seen in training.
         camera_names: by camera id, what the data set calls each camera of training and test.
+        scene_names: by scene id, the number of each scene in the data set.
         num_views: scenes in training, numbered likewise; 0 if there is only one.
         protocol: which gallery triples of the query's identity are dropped: those that share its `camera`,
             its `scene`, or, with `none`, only the query itself.
@@ -59,6 +60,7 @@ class DataBundle:
     num_classes: int
     num_cameras: int
     camera_names: tuple[str, ...]
+    scene_names: tuple[str, ...]
     num_views: int
     protocol: str
 
@@ -77,7 +79,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
 
     unseen = cfg.TEST.UNSEEN_CAMERA
     splits, cameras = _number("camera", splits, unseen=unseen if cfg.MODEL.SIE_CAMERA else "ignore")
-    splits, _ = _number("scene", splits, unseen=unseen if cfg.MODEL.SIE_VIEW else "ignore")
+    splits, scenes = _number("scene", splits, unseen=unseen if cfg.MODEL.SIE_VIEW else "ignore")
 
     normalisation = {"mean": cfg.INPUT.PIXEL_MEAN, "std": cfg.INPUT.PIXEL_STD}
     train_transform = TrainTransform(
@@ -135,6 +137,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         num_classes=len(set(train_ids)),
         num_cameras=len({record.camera_id for record in splits.train}),
         camera_names=tuple(source.name_camera(camera) for camera in cameras),
+        scene_names=tuple(map(str, scenes)),
         num_views=num_scenes if num_scenes > 1 else 0,
         protocol=source.protocol,
     )

@@ -83,7 +83,7 @@ def make_caches(*counts: int, size: tuple[int, int], num_processes: int = 1) -> 
     needed, free = num_processes * cache_bytes(sum(counts), size), free_memory()
     what = f"{_gigabytes(needed)} for {sum(counts)} triples of {size[0]} x {size[1]} pixels"
     if num_processes > 1:
-        what += f" in each of {num_processes} processes"
+        what += f", once for each of {num_processes} processes"
     if needed > _SHARE * free:
         raise UserError(
             f"DATALOADER.CACHE ram needs {what}, but may take only {_gigabytes(_SHARE * free)}, "

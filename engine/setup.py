@@ -76,7 +76,8 @@ def start_run(folder: Path, *, overwrite: bool, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
         for half_written in folder.glob(".*.tmp"):
-            half_written.unlink()
+            if half_written.is_file():  # an interrupted report leaves a folder, which the next report clears
+                half_written.unlink()
         setup_log(folder / "log.txt")
         logger.info("run folder %s, %s", folder, describe_software())
     except OSError as error:

@@ -122,7 +122,9 @@ class Slimming(nn.Module):
             K patches and one extra token; the state as it is if all patches are kept.
         """
         decide = self.use_gumbel and self.training
-        with torch.set_grad_enabled(decide and torch.is_grad_enabled()):
+        # Half precision is too coarse to tell similar patches apart.
+        in_full = torch.autocast(attention.device.type, enabled=False)
+        with in_full, torch.set_grad_enabled(decide and torch.is_grad_enabled()):
             scores, extra_score = self._score(state, attention.float(), present)
         ratio = self.train_ratio if self.training else self.keep_ratio
         kept, discarded, decision = choose(scores, ratio, self.gumbel_tau if decide else None)

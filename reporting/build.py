@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +29,27 @@ def make_selection_watch(
     return SelectionWatch(model, batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
 
 
+class Names(Protocol):
+    """What a data set calls its cameras and scenes, by their ids."""
+
+    @property
+    def camera_names(self) -> Sequence[str]:
+        """By camera id."""
+
+    @property
+    def scene_names(self) -> Sequence[str]:
+        """By scene id."""
+
+
 def make_report_writer(
-    cfg: CfgNode, folder: Path, camera_names: Sequence[str], commit: str, num_processes: int
+    cfg: CfgNode, folder: Path, names: Names, commit: str, num_processes: int
 ) -> ReportWriter:
     """A writer for a report on the model and the data that `cfg` names.
 
     Args:
         cfg: a configuration.
         folder: where the report will be.
-        camera_names: by camera id, as the data set names them.
+        names: of cameras and scenes.
         commit: of this project.
         num_processes: that evaluate; must be 1.
     """
@@ -49,7 +61,8 @@ def make_report_writer(
         weights=cfg.TEST.WEIGHT,
         config=cfg.dump(),
         commit=commit,
-        camera_names=camera_names,
+        camera_names=names.camera_names,
+        scene_names=names.scene_names,
         re_ranking=cfg.TEST.RE_RANKING == "yes",
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,

@@ -32,7 +32,8 @@ class ReportFolder:
                 f"{path} exists and is not a report; name another folder for --report, or remove it"
             )
         self.path = path
-        self.scratch = path.parent / f".{path.name}.tmp"
+        self._target = path.resolve()
+        self.scratch = self._target.parent / f".{self._target.name}.tmp"
         with self._clear_errors():
             shutil.rmtree(self.scratch, ignore_errors=True)
             for place in ("images", "data/triples"):
@@ -59,9 +60,9 @@ class ReportFolder:
         """
         with self._clear_errors():
             shutil.copytree(PAGE, self.scratch, dirs_exist_ok=True)
-            if self.path.exists():
-                shutil.rmtree(self.path)
-            os.replace(self.scratch, self.path)
+            if self._target.exists():
+                shutil.rmtree(self._target)
+            os.replace(self.scratch, self._target)
         return self.path / "index.html"
 
     def _write_script(self, path: str, name: str, content: Mapping[str, Any]) -> None:

@@ -44,6 +44,7 @@ class About:
         config: the configuration as YAML.
         commit: of this project.
         camera_names: by camera id, as the data set names them.
+        scene_names: by scene id, likewise.
         re_ranking: whether the rankings are re-ranked.
         mean: of the normalisation of the images, one value per channel.
         std: likewise.
@@ -55,6 +56,7 @@ class About:
     config: str
     commit: str
     camera_names: Sequence[str]
+    scene_names: Sequence[str]
     re_ranking: bool
     mean: Sequence[float]
     std: Sequence[float]
@@ -151,7 +153,7 @@ class ReportWriter:
             "has_tokens": self._has_tokens,
             **result_data({setting: result.ranking for setting, result in results.items()}),
             "selection": None if selection is None else selection_data(selection),
-            **sample_data(main, self.about.camera_names),
+            **sample_data(main, self.about.camera_names, self.about.scene_names),
             "breakdown": breakdown_data(main, self.about.camera_names),
             "feature_map": feature_maps(main),
             "controls": control_data(history.get("summary", {})),

@@ -66,7 +66,9 @@ def selection_data(selection: SelectionMetrics) -> dict[str, float]:
     return {**precision, "chance": 100 * selection.chance, "best_possible": 100 * selection.best}
 
 
-def sample_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -> dict[str, Any]:
+def sample_data(
+    evaluator: RetrievalEvaluator, camera_names: Sequence[str], scene_names: Sequence[str]
+) -> dict[str, Any]:
     """The labels of the test triples, and which of them are queries."""
     samples = evaluator.collected()
     return {
@@ -74,7 +76,7 @@ def sample_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -> d
             "names": list(samples.names),
             "person": samples.person_ids.tolist(),
             "camera": [camera_names[camera] for camera in samples.camera_ids.tolist()],
-            "scene": samples.scene_ids.tolist(),
+            "scene": [scene_names[scene] for scene in samples.scene_ids.tolist()],
         },
         "queries": evaluator.query_rows.tolist(),
         "gallery_size": len(evaluator.gallery_rows),

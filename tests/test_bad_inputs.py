@@ -101,7 +101,7 @@ def _foreign_report(scene: Scene) -> None:
 
 def _report_by_several(scene: Scene) -> None:
     cfg = load_config(SMALL_MODEL, scene.arguments()[2:])
-    make_report_writer(cfg, scene.folder / "report", ["cam1"], "abc1234", num_processes=2)
+    make_report_writer(cfg, scene.folder / "report", build_data(cfg), "abc1234", num_processes=2)
 
 
 def _report_on_full_disk(scene: Scene) -> None:

@@ -16,6 +16,7 @@ import ast
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -61,8 +62,7 @@ class SweepPoint:
 
 def measure(args: argparse.Namespace, layers: tuple[int, ...], keep: float, data: DataBundle) -> SweepPoint:
     """Evaluate every checkpoint with one way of slimming."""
-    words = ["MODEL.SLIM_LAYERS", str(list(layers)), "MODEL.SLIM_KEEP", str(keep)]
-    cfg = load_config(args.config_file, [*args.settings, *words])
+    cfg = load_config(args.config_file, [*args.settings, *slim_settings(layers, keep)])
     device = make_device(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
     gflops = sum(count_multiply_adds(model).values()) / 1e9
@@ -77,6 +77,11 @@ def measure(args: argparse.Namespace, layers: tuple[int, ...], keep: float, data
         if result.slimming is not None:
             point.precision.append(100 * float(np.mean(result.slimming.precision)))
     return point
+
+
+def slim_settings(layers: tuple[int, ...], keep: float) -> list[str]:
+    """The overrides of one way of slimming."""
+    return ["MODEL.SLIM_LAYERS", str(list(layers)), "MODEL.SLIM_KEEP", str(keep)]
 
 
 def table(points: Sequence[SweepPoint]) -> str:
@@ -113,7 +118,7 @@ def draw(points: Sequence[SweepPoint]) -> Figure:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     full, *slimmed = points
-    markers = iter("osD^vP*X<>")
+    markers = cycle("osD^vPX<>")
     for layers in dict.fromkeys(point.layers for point in slimmed):
         line = sorted((p for p in slimmed if p.layers == layers), key=lambda p: p.gflops)
         axes.errorbar(
@@ -154,10 +159,12 @@ def draw(points: Sequence[SweepPoint]) -> Figure:
 def parse_layers(text: str) -> tuple[int, ...]:
     """A list of blocks such as [2,3]."""
     try:
-        layers = ast.literal_eval(text)
-        return tuple(int(layer) for layer in layers)
+        layers = tuple(int(layer) for layer in ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError):
-        raise UserError(f"--layers takes lists of blocks such as [2,3] [1,2,3], not {text!r}") from None
+        layers = ()
+    if not layers:
+        raise UserError(f"--layers takes lists of blocks such as [2,3] [1,2,3], not {text!r}")
+    return layers
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -165,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = slim_sweep_arguments(argv)
     cfg = load_config(args.config_file, args.settings)
     ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
+    for way in ways:  # a mistake in the last one must not cost the others
+        load_config(args.config_file, [*args.settings, *slim_settings(*way)])
+    args.output.parent.mkdir(parents=True, exist_ok=True)
     setup_log()
     data = build_data(cfg)
     logging.getLogger("modeling").setLevel(logging.WARNING)  # each model and each checkpoint would be told
@@ -172,9 +182,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     logger.info("%d checkpoints, mean ± standard deviation\n%s", len(args.weights), table(points))
     content = {"weights": args.weights, "points": [asdict(point) for point in points]}
-    save_json(args.output.with_suffix(".json"), content)
-    draw(points).savefig(args.output.with_suffix(".png"), dpi=150)
-    logger.info("wrote %s and %s", args.output.with_suffix(".json"), args.output.with_suffix(".png"))
+    numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
+    save_json(numbers, content)
+    draw(points).savefig(figure, dpi=150)
+    logger.info("wrote %s and %s", numbers, figure)
 
 
 if __name__ == "__main__":

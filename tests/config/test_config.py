@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config import ConfigError, get_cfg, load_config, warn_about_unused
+from config import ConfigError, check_resumable, get_cfg, load_config, warn_about_unused
 from config.validate import NO_EFFECT, NOT_IMPLEMENTED, flatten
 
 ROOT = Path(__file__).parent.parent.parent
@@ -268,3 +268,12 @@ def test_every_key_is_read_somewhere() -> None:
     for key, _ in flatten(get_cfg()):
         if key not in NO_EFFECT and key not in NOT_IMPLEMENTED:
             assert f".{key.rpartition('.')[2]}" in code, f"{key} is never read"
+
+
+def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
+    cfg = load_config(None, [])
+    older = "\n".join(line for line in cfg.dump().splitlines() if "SLIM_" not in line)
+    assert older != cfg.dump()
+    check_resumable(older, cfg, force=False)
+    with pytest.raises(ConfigError, match=r"MODEL\.SLIM_LAYERS"):
+        check_resumable(older, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)

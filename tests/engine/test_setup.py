@@ -193,3 +193,10 @@ def test_a_user_error_from_a_loader_process_loses_its_stack_trace(caplog: pytest
     with pytest.raises(SystemExit):
         run_command(command)
     assert caplog.records[-1].message == "a.jpg (NI): cannot be read"
+
+
+def test_what_an_interrupted_report_leaves_does_not_stop_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run" / ".report.tmp" / "images").mkdir(parents=True)
+    (tmp_path / "run" / ".last.pth.tmp").write_text("half")
+    start_run(tmp_path / "run", overwrite=False, resume=False)
+    assert not (tmp_path / "run" / ".last.pth.tmp").exists()

@@ -158,3 +158,15 @@ def test_gumbel_gives_the_scores_a_gradient_and_the_same_values() -> None:
 def test_unknown_score() -> None:
     with pytest.raises(ValueError, match=r"'norm'; choose from \['attention', 'cosine'\]"):
         Slimming(0.5, score="norm")
+
+
+def test_scores_are_in_full_precision_also_under_autocast() -> None:
+    """Patches that half precision cannot tell apart: their scores would be 0 / 0."""
+    state, attention, present = make_state()
+    nearly_equal = state._replace(patches=1 + 1e-4 * state.patches, prefix=torch.ones_like(state.prefix))
+    slimming = Slimming(0.5, score="cosine")
+    plain = slimming(nearly_equal, attention, present)
+    with torch.autocast("cpu", torch.float16):
+        slim = slimming(nearly_equal, attention, present)
+    assert slim.scores.isfinite().all()
+    assert torch.equal(slim.positions, plain.positions)

@@ -38,6 +38,7 @@ ABOUT = About(
     config="A: 1\n",
     commit="abc1234",
     camera_names=("one", "two"),
+    scene_names=("7",),
     re_ranking=False,
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
@@ -179,6 +180,7 @@ def test_the_summary(written: Written) -> None:
     assert summary["settings"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
     assert summary["triples"]["names"][0] == '<b>"0".jpg'
     assert summary["triples"]["camera"][:3] == ["one", "two", "one"]
+    assert set(summary["triples"]["scene"]) == {"7"}
     assert summary["queries"] == list(range(NUM_TRIPLES))
     assert summary["training"]["mAP"] == [None, 30.0]
     assert summary["controls"] == [{"name": "untrained", "mAP": 3.0, "rank_1": 4.0}]

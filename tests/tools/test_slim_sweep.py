@@ -50,7 +50,7 @@ def test_the_table_has_means_and_standard_deviations() -> None:
     assert " ".join(lines[2].split()) == "[2, 3] 0.50 1.0000 0.50 72.0 ± 2.8 82.0 ± 2.8 65.0 ± 7.1"
 
 
-@pytest.mark.parametrize("text", ["2", "[2", "[a]", "blocks"])
+@pytest.mark.parametrize("text", ["2", "[2", "[a]", "blocks", "[]"])
 def test_layers_that_cannot_be_read(text: str) -> None:
     with pytest.raises(UserError, match="--layers takes lists of blocks"):
         parse_layers(text)
