@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_refused(cfg: CfgNode, monkeypatch: pytest.MonkeyPa
     cfg.DATALOADER.CACHE = "ram"
     build_data(cfg)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="in each of 2 processes, but may take only"):
+    with pytest.raises(UserError, match="once for each of 2 processes, but may take only"):
         build_data(cfg, num_processes=2)
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.setattr(cache, "free_memory", lambda: int(needed / 0.8) - 1)
