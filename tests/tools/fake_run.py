@@ -26,18 +26,26 @@ hits = np.where(precisions > 0.5, 1, 2)
 precisions = np.append(precisions, np.nan)  # a query without a right match
 hits = np.append(hits, 0)
 
+
+def write(name: str, content: str) -> None:
+    """Whole or not at all, as train_net.py does: the study reads while runs write."""
+    scratch = run / f".{name}.tmp"
+    scratch.write_text(content)
+    scratch.replace(run / name)
+
+
 if kind == "fail":
     sys.stderr.write("first line\nthe disk is on fire\n")
     raise SystemExit(3)
-(run / "config.yml").write_text(Path(config).read_text())
+write("config.yml", Path(config).read_text())
 if kind == "wait" and how == "--overwrite":
 
     def save(*_: object) -> None:
-        (run / "last.pth").write_text("half")
+        write("last.pth", "half")
         raise SystemExit(143)
 
     signal.signal(signal.SIGTERM, save)
-    (run / "metrics.json").write_text(json.dumps({"epochs": [{"epoch": 1}]}))
+    write("metrics.json", json.dumps({"epochs": [{"epoch": 1}]}))
     (run / "waits").touch()
     while True:
         time.sleep(0.01)
@@ -50,8 +58,8 @@ if kind in ("train", "wait"):
     summary = {"last epoch": found, "untrained": {}}
     cost = {"parts": {"total": {"gflops": 0.25}}}
     epochs = [{"epoch": 1}, {"epoch": 2}]
-    (run / "last.pth").write_text("whole")
-    (run / "metrics.json").write_text(json.dumps({"epochs": epochs, "summary": summary, "cost": cost}))
+    write("last.pth", "whole")
+    write("metrics.json", json.dumps({"epochs": epochs, "summary": summary, "cost": cost}))
 if kind == "score":
     np.savez(
         run / "query_scores.npz",
