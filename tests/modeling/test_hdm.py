@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.baselines import PlainHDM
 from modeling.hdm import HDM, SUBSETS
 from structures import Modality, PerModality, UserError
 
@@ -25,34 +24,6 @@ def test_order_of_the_subsets() -> None:
     assert SUBSETS["rt"] == (Modality.RGB, Modality.TI)
 
 
-class PlainHDM(nn.Module):
-    """The same features the usual way: torch's attention, once for each query."""
-
-    def __init__(self, hdm: HDM, dim: int, num_heads: int, dropout: float) -> None:
-        super().__init__()
-        self.queries = nn.ParameterDict()
-        self.attentions = nn.ModuleDict()
-        for name in SUBSETS:
-            state = {key.replace("in_proj.", "in_proj_"): value for key, value in attention_state(hdm, name)}
-            self.queries[name] = nn.Parameter(state.pop("query").clone())
-            attention = nn.MultiheadAttention(dim, num_heads, dropout=dropout, batch_first=True)
-            attention.load_state_dict(state)
-            self.attentions[name] = attention
-
-    def forward(self, globals_: PerModality[Tensor], patches: PerModality[Tensor]) -> Tensor:
-        features = []
-        for name, subset in SUBSETS.items():
-            parts = [part for m in subset for part in (globals_.of(m).unsqueeze(1), patches.of(m))]
-            tokens = torch.cat(parts, dim=1)
-            query = self.queries[name].expand(len(tokens), -1, -1)
-            features.append(self.attentions[name](query, tokens, tokens, need_weights=False)[0].squeeze(1))
-        return torch.stack(features, dim=1)
-
-
-def attention_state(hdm: HDM, name: str) -> Iterable[tuple[str, Tensor]]:
-    return hdm.attentions[name].state_dict().items()
-
-
 @pytest.fixture
 def both_ways() -> tuple[HDM, PlainHDM]:
     torch.manual_seed(0)
@@ -60,7 +31,8 @@ def both_ways() -> tuple[HDM, PlainHDM]:
     for name, parameter in hdm.named_parameters():
         if "bias" in name:
             nn.init.normal_(parameter)
-    return hdm, PlainHDM(hdm, 128, num_heads=2, dropout=0.3)
+    assert {(part.num_heads, part.dropout) for part in hdm.attentions.values()} == {(2, 0.3)}
+    return hdm, PlainHDM(hdm)
 
 
 @pytest.mark.parametrize("training", [False, True])
