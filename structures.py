@@ -188,11 +188,14 @@ class ModalTokens:
     Attributes:
         globals_: class tokens, each (B, C).
         patches: patch tokens that are left, each (B, n, C); all N without slimming.
+        attention: how much the class token attends to each patch, on average over the blocks, each (B, N); 0
+            for a patch in blocks that slimming has spared it. None unless the backbone is asked for it.
         places: where they are in the images; None without slimming.
     """
 
     globals_: PerModality[Tensor]
     patches: PerModality[Tensor]
+    attention: PerModality[Tensor] | None = None
     places: PerModality[PatchPlaces] | None = None
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
@@ -201,7 +204,10 @@ class ModalTokens:
         def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
 
-        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches))
+        attention = None
+        if self.attention is not None and by.attention is not None:
+            attention = choose(self.attention, by.attention)
+        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches), attention)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modeling.sdtps import choose, combine_scores, extra_weights, mask_logits, min_max_normalise
+from modeling.sdtps import choose, combine_scores, extra_token, masked_softmax, min_max_normalise
 from modeling.seps import CrossSparseAggrNet, DualTokenAggregation, TokenSparse, create_seps_model
 
 logger = logging.getLogger(__name__)
@@ -58,9 +58,6 @@ def one_text_at_a_time(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
         directions = F.normalize(patches, dim=-1)
         image = (F.normalize(patches.mean(dim=1, keepdim=True), dim=-1) * directions).sum(dim=-1)
 
-    def gather(positions: Tensor) -> Tensor:
-        return patches.gather(1, positions.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-
     def select(selector: TokenSparse, network: torch.nn.Module, own: Tensor, other: Tensor) -> list[Tensor]:
         """Aggregated tokens (V, A, C), extra token (V, 1, C) and decision (V, N)."""
         scores = image + own
@@ -69,12 +66,10 @@ def one_text_at_a_time(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
             texts = [min_max_normalise(own), min_max_normalise(other)]
             scores = combine_scores(predicted, min_max_normalise(image), texts, selector.beta)
         tau = selector.gumbel_tau if selector.use_gumbel and selector.training else None
-        kept, discarded, decision = choose(scores, selector.sparse_ratio, tau)
-        extra = (extra_weights(scores, discarded).unsqueeze(-1) * gather(discarded)).sum(dim=1, keepdim=True)
-        selected = gather(kept)
-        logits = (model.aggr_net.scale * network(selected)).transpose(1, 2)
-        weights = mask_logits(logits, decision.gather(1, kept)).softmax(dim=-1)
-        return [weights @ selected, extra, decision]
+        _, discarded, decision = choose(scores, selector.sparse_ratio, tau)
+        extra = extra_token(patches, scores, discarded)
+        logits = (model.aggr_net.scale * network(patches)).transpose(1, 2)
+        return [masked_softmax(logits, decision) @ patches, extra, decision]
 
     def align(tokens: Tensor, extra: Tensor, words: Tensor) -> Tensor:
         """One similarity per image, (V,)."""

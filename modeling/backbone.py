@@ -123,11 +123,14 @@ class EncodedImages(NamedTuple):
     Attributes:
         globals_: class tokens, (B, C).
         patches: patch tokens that are left, (B, n, C); all N without slimming.
+        attention: of the class token to each patch, mean over heads and blocks, (B, N), without gradient; 0
+            for a patch in the blocks behind the one that dropped it. None unless asked for.
         places: where they are in the image; None without slimming.
     """
 
     globals_: Tensor
     patches: Tensor
+    attention: Tensor | None
     places: PatchPlaces | None
 
 
@@ -146,6 +149,7 @@ class Backbone(nn.Module):
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
         slim_layers: the blocks behind which it does, counted from 1.
+        tell_attention: whether the class token's attention is asked for.
     """
 
     def __init__(
@@ -162,6 +166,7 @@ class Backbone(nn.Module):
         unseen_camera: str = "mean",
         slimming: Slimming | None = None,
         slim_layers: Sequence[int] = (),
+        tell_attention: bool = False,
     ) -> None:
         super().__init__()
         self.img_size = img_size
@@ -189,11 +194,12 @@ class Backbone(nn.Module):
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
         self.slimming = slimming
         self.slim_layers = tuple(slim_layers)
-        if slimming is not None:
-            self._check_slim_layers()
+        self.tell_attention = tell_attention
+        if slimming is not None or tell_attention:
+            attention_layers(self.vit)  # refuses what cannot be read
+        self._check_slim_layers()
 
     def _check_slim_layers(self) -> None:
-        attention_layers(self.vit)
         depth = len(self.vit.blocks)
         if any(not 1 <= layer <= depth for layer in self.slim_layers):
             raise UserError(
@@ -231,32 +237,39 @@ class Backbone(nn.Module):
         vit = self.vit
         tokens = vit._pos_embed(vit.patch_embed(images))  # (B, prefix + N, width)
         tokens = vit.norm_pre(self._add_camera(tokens, embedding_ids))
-        places, num_patches = None, tokens.shape[1] - vit.num_prefix_tokens
-        if self.slimming is None:
+        attention, places, num_patches = None, None, tokens.shape[1] - vit.num_prefix_tokens
+        if self.slimming is None and not self.tell_attention:
             tokens = vit.blocks(tokens)
         else:
-            tokens, places = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
+            tokens, attention, places = self._run_watched(tokens, present=images.flatten(1).any(dim=1))
             num_patches = places.positions.shape[1]
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
-        return EncodedImages(tokens[:, 0], patches, places)
+        return EncodedImages(
+            tokens[:, 0],
+            patches,
+            attention if self.tell_attention else None,
+            places if self.slimming is not None else None,
+        )
 
-    def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, PatchPlaces]:
-        """The blocks, with slimming behind some of them.
+    def _run_watched(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Tensor, PatchPlaces]:
+        """The blocks, with a look at what the class token attends to, and slimming behind some of them.
 
         Args:
             tokens: (B, prefix + N, width).
             present: whether an image is there, (B,); False where it is missing.
 
         Returns:
-            The prefix tokens, the patches that are left and the extra token, and where the patches are.
+            The prefix tokens, the patches that are left and the extra token; the attention to each patch,
+            mean over the blocks, (B, N); where the patches are.
         """
-        assert self.slimming is not None
         num_prefix = self.vit.num_prefix_tokens
         state = SlimTokens.whole(tokens, num_prefix)
-        blocks = zip(self.vit.blocks, attention_layers(self.vit), strict=True)
-        for layer, (block, block_attention) in enumerate(blocks, start=1):
-            if layer not in self.slim_layers:
+        attention = torch.zeros_like(state.scores)
+        layers = attention_layers(self.vit)
+        for layer, (block, block_attention) in enumerate(zip(self.vit.blocks, layers, strict=True), start=1):
+            slims = layer in self.slim_layers
+            if not slims and not self.tell_attention:
                 tokens = block(tokens)
                 continue
             seen: list[Tensor] = []  # the block computes queries and keys anyway; they are read on the way
@@ -265,7 +278,12 @@ class Backbone(nn.Module):
                 tokens = block(tokens)
             finally:
                 hook.remove()
-            attention = class_attention(block_attention, seen[0])[:, num_prefix:]
-            state = self.slimming(state.updated(tokens), attention, present)
-            tokens = state.joined()
-        return tokens, PatchPlaces(state.positions, state.scores)
+            with torch.set_grad_enabled(slims and torch.is_grad_enabled()):
+                attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
+            here = attended.detach()[:, : state.positions.shape[1]] / len(layers)
+            attention = attention.scatter_add(1, state.positions, here)
+            if slims:
+                assert self.slimming is not None
+                state = self.slimming(state.updated(tokens), attended, present)
+                tokens = state.joined()
+        return tokens, attention, PatchPlaces(state.positions, state.scores)

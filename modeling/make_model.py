@@ -12,7 +12,7 @@ from modeling.hdm import HDM, SUBSETS
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import MultiModalSDTPS
+from modeling.sdtps import AllPatches, MultiModalSDTPS
 from modeling.slimming import Slimming
 from structures import Modality, UserError
 
@@ -54,6 +54,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         if options.SLIM_LAYERS
         else None,
         slim_layers=options.SLIM_LAYERS,
+        tell_attention=options.USE_SDTPS and options.SDTPS_GUIDE == "attention",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
@@ -71,18 +72,8 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         backbone=backbone,
         heads=heads,
         pife=PIFE(dim) if options.GLOBAL_LOCAL else None,
-        sdtps=MultiModalSDTPS(
-            dim,
-            rows
-            * columns,  # also with slimming: the number of aggregated tokens, so the weights, stay the same
-            sparse_ratio=options.SDTPS_SPARSE_RATIO,
-            aggr_ratio=options.SDTPS_AGGR_RATIO,
-            beta=options.SDTPS_BETA,
-            use_gumbel=options.SDTPS_USE_GUMBEL,
-            gumbel_tau=options.SDTPS_GUMBEL_TAU,
-        )
-        if options.USE_SDTPS
-        else None,
+        sdtps=_make_sdtps(options, dim, rows * columns) if options.USE_SDTPS else None,
+        guide=options.SDTPS_GUIDE,
         hdm=HDM(dim) if options.HDM else None,
         atmoe=ATMoE(dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None,
         num_views=views,
@@ -99,3 +90,26 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         trainable / 1e6,
     )
     return model
+
+
+def _make_sdtps(options: CfgNode, dim: int, num_patches: int) -> MultiModalSDTPS | AllPatches:
+    """Token selection, or a control in its place.
+
+    Args:
+        options: `cfg.MODEL`.
+        dim: width of the tokens.
+        num_patches: of an image; also with slimming, so that the number of aggregated tokens, and with it the
+            weights, stay the same.
+    """
+    if options.SDTPS_SELECT == "all":
+        return AllPatches()
+    return MultiModalSDTPS(
+        dim,
+        num_patches,
+        sparse_ratio=options.SDTPS_SPARSE_RATIO,
+        aggr_ratio=options.SDTPS_AGGR_RATIO,
+        beta=options.SDTPS_BETA,
+        use_gumbel=options.SDTPS_USE_GUMBEL,
+        gumbel_tau=options.SDTPS_GUMBEL_TAU,
+        at_random=options.SDTPS_SELECT == "random",
+    )

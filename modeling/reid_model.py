@@ -12,7 +12,7 @@ from modeling.backbone import Backbone
 from modeling.hdm import HDM
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
-from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
+from modeling.sdtps import AggregatedTokens, AllPatches, MultiModalSDTPS
 from structures import (
     ModalBatch,
     Modality,
@@ -50,7 +50,8 @@ class MultiModalReID(nn.Module):
         backbone: Backbone,
         heads: dict[str, BNNeckHead],
         pife: PIFE | None = None,
-        sdtps: MultiModalSDTPS | None = None,
+        sdtps: MultiModalSDTPS | AllPatches | None = None,
+        guide: str = "reduced",
         hdm: HDM | None = None,
         atmoe: ATMoE | None = None,
         num_views: int = 0,
@@ -60,6 +61,7 @@ class MultiModalReID(nn.Module):
         self.backbone = backbone
         self.pife = pife
         self.sdtps = sdtps
+        self.guide = guide
         self.hdm = hdm
         self.atmoe = atmoe
         self.heads = nn.ModuleDict(heads)
@@ -80,11 +82,12 @@ class MultiModalReID(nn.Module):
         """The first half of `forward`: the three modalities in one call of the backbone."""
         ids = self._embedding_ids(batch).repeat(len(Modality))
         encoded = self.backbone(torch.cat(batch.images), ids)  # of 3B images
+        attention = None if encoded.attention is None else _split(encoded.attention)
         places = None
         if encoded.places is not None:
             positions, scores = _split(encoded.places.positions), _split(encoded.places.scores)
             places = PerModality(*map(PatchPlaces, positions, scores))
-        return ModalTokens(_split(encoded.globals_), _split(encoded.patches), places)
+        return ModalTokens(_split(encoded.globals_), _split(encoded.patches), attention, places)
 
     def forward_settings(
         self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
@@ -113,8 +116,12 @@ class MultiModalReID(nn.Module):
         """
         ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
         encoded = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
-        shared = encoded.globals_[sample_ids], encoded.patches[sample_ids]  # by the three modalities
-        return ModalTokens(*(PerModality(tensor, tensor, tensor) for tensor in shared))
+
+        def shared(tensor: Tensor) -> PerModality[Tensor]:
+            return PerModality.build(lambda _: tensor[sample_ids])
+
+        attention = None if encoded.attention is None else shared(encoded.attention)
+        return ModalTokens(shared(encoded.globals_), shared(encoded.patches), attention)
 
     def fuse(self, tokens: ModalTokens) -> ModelOutput:
         """The second half of `forward`: from the backbone's tokens to the heads."""
@@ -125,7 +132,9 @@ class MultiModalReID(nn.Module):
         features = {name: self._gather(f) for name, f in self._original_features(globals_).items()}
         selection = None
         if self.sdtps is not None:
-            results: list[AggregatedTokens] = self.sdtps(patches, globals_)
+            guides = globals_ if self.guide == "reduced" else tokens.globals_
+            positions = None if tokens.places is None else tokens.places.map(lambda place: place.positions)
+            results: list[AggregatedTokens] = self.sdtps(patches, guides, tokens.attention, positions)
             pooled = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
             features["sdtps"] = self._gather(pooled)
             selection = self._describe(results, tokens.places)

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROUNDING_SLACK = 1e-9  # 100 * 0.07 is 7.000000000000001 in floating point, and must count as 7
+LARGEST_LEAD = 10.0  # of a discarded patch's logit over those of all kept patches, lest e^l overflows
 
 
 class Choice(NamedTuple):
@@ -35,18 +36,17 @@ class Choice(NamedTuple):
 
 
 class SparseTokens(NamedTuple):
-    """What `TokenSparse` decided.
+    """What `TokenSparse` or `RandomSparse` decided.
 
     Attributes:
-        selected: the kept patches in the order of their positions, (B, K, C).
         extra: one token that stands for the discarded patches, (B, 1, C).
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N), see `TokenSparse.sources`.
+        sources: what the scores are made of, (B, 1 + M, N), see `TokenSparse.sources`; (B, 0, N) if they are
+            random.
     """
 
-    selected: Tensor
     extra: Tensor
     decision: Tensor
     kept: Tensor
@@ -62,7 +62,7 @@ class AggregatedTokens(NamedTuple):
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: see `SparseTokens`, (B, N).
-        sources: see `SparseTokens`, (B, 1 + M, N).
+        sources: see `SparseTokens`.
         weights: the share of each kept patch in each aggregated token, (B, A, K).
     """
 
@@ -159,20 +159,42 @@ def extra_weights(scores: Tensor, discarded: Tensor) -> Tensor:
     return scores.gather(-1, discarded).softmax(dim=-1)
 
 
-def mask_logits(logits: Tensor, decision: Tensor) -> Tensor:
-    """Mask logits ahead of a softmax over K so that it becomes D_i e^{l_i} / sum_k D_k e^{l_k}.
-
-    `logits - (1 - D) * 1e10` has the same value, but its derivative with respect to D is 1e10; that of
-    log D is 1 where D is 1. See docs/method.md.
+def extra_token(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
+    """The discarded patches, weighted by the softmax of their scores; zeros if none is discarded.
 
     Args:
-        logits: (..., A, K).
-        decision: D, (..., K): ones, if the K are the kept patches; zeros mask the others, if they are all.
+        patches: (B, N, C).
+        scores: (B, N).
+        discarded: positions, (B, N - K).
+
+    Returns:
+        (B, 1, C).
     """
-    dropped = decision == 0
-    # log 0 would give the right value, but its derivative is infinite, and times zero that is NaN.
-    log_decision = decision.masked_fill(dropped, 1.0).log().masked_fill(dropped, float("-inf"))
-    return logits + log_decision.unsqueeze(-2)
+    weights = extra_weights(scores, discarded).to(patches.dtype)  # (B, N - K)
+    tokens = patches.gather(1, discarded.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
+    return weights.unsqueeze(1) @ tokens
+
+
+def masked_softmax(logits: Tensor, decision: Tensor) -> Tensor:
+    """Softmax over the patches that D keeps: W_i = D_i e^{l_i} / sum_k D_k e^{l_k}.
+
+    The value is that of a softmax over the kept patches, and exactly 0 for the others. The derivative with
+    respect to D exists for both: a discarded patch can learn that it should have been kept. Softmax of
+    `logits - (1 - D) * 1e10` has the same value, but its derivative is 1e10 times too large at kept patches
+    and 0 at the others. See docs/method.md.
+
+    Args:
+        logits: (..., A, N).
+        decision: D, (..., N): 1 for kept patches, of which there is at least one, and 0 for others.
+
+    Returns:
+        (..., A, N), in the precision of D; each row sums to 1.
+    """
+    decision = decision.unsqueeze(-2)
+    logits = logits.to(decision.dtype)
+    highest = logits.detach().masked_fill(decision == 0, float("-inf")).amax(dim=-1, keepdim=True)
+    shares = decision * (logits - highest).clamp(max=LARGEST_LEAD).exp()
+    return shares / shares.sum(dim=-1, keepdim=True)
 
 
 def score_network(dim: int) -> nn.Sequential:
@@ -215,14 +237,12 @@ class TokenSparse(nn.Module):
         self.gumbel_tau = gumbel_tau
         self.score_predictor = score_network(dim)
 
-    def sources(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> Tensor:
+    def sources(self, patches: Tensor, similarities: Sequence[Tensor]) -> Tensor:
         """The parts of the score, each in [0, 1], in float32, (B, 1 + M, N).
 
-        First the learned part, which alone carries a gradient; then the similarity with the own global, then
-        those with the others.
+        First the learned part, which alone carries a gradient; then the similarities.
         """
         learned = self.score_predictor(patches).squeeze(-1).float().sigmoid()  # (B, N)
-        similarities = [guidance_score(patches, guide) for guide in (own_guide, *other_guides)]
         return torch.stack([learned, *similarities], dim=1)
 
     def score(self, sources: Tensor) -> Tensor:
@@ -230,41 +250,50 @@ class TokenSparse(nn.Module):
         learned, own, *others = sources.unbind(dim=1)
         return combine_scores(learned, own, others, self.beta)
 
-    def forward(self, patches: Tensor, own_guide: Tensor, other_guides: Sequence[Tensor]) -> SparseTokens:
+    def forward(self, patches: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
         """Keep the K patches with the highest noise-free scores.
 
         Args:
             patches: (B, N, C).
-            own_guide: global feature of this modality, (B, C).
-            other_guides: global features of the other modalities, each (B, C).
+            similarities: what each modality says of the patches, the own first, each (B, N), in [0, 1]; see
+                `guidance_score`.
         """
-        sources = self.sources(patches, own_guide, other_guides)
+        sources = self.sources(patches, similarities)
         scores = self.score(sources)
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
-        kept, discarded, decision = choose(scores, self.sparse_ratio, tau)
-        selected = patches.gather(1, kept.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))  # (B, K, C)
-        extra = self._extra(patches, scores, discarded)
-        return SparseTokens(selected, extra, decision, kept, scores, sources)
+        choice = choose(scores, self.sparse_ratio, tau)
+        return SparseTokens(
+            extra_token(patches, scores, choice.discarded), choice.decision, choice.kept, scores, sources
+        )
 
-    @staticmethod
-    def _extra(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
-        """The discarded patches, weighted by the softmax of their scores; zeros if none is discarded.
 
-        Args:
-            patches: (B, N, C).
-            scores: (B, N).
-            discarded: positions, (B, N - K).
+class RandomSparse(nn.Module):
+    """A control for `TokenSparse`: keeps patches at random. It has no parameters.
 
-        Returns:
-            (B, 1, C).
-        """
-        weights = extra_weights(scores, discarded).to(patches.dtype)  # (B, N - K)
-        tokens = patches.gather(1, discarded.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
-        return weights.unsqueeze(1) @ tokens
+    In training each call draws anew. In evaluation the scores are drawn from a fixed seed, so that the same
+    batch always keeps the same patches.
+
+    Args:
+        sparse_ratio: share of the patches to keep, in (0, 1].
+    """
+
+    def __init__(self, sparse_ratio: float = 0.5) -> None:
+        super().__init__()
+        self.sparse_ratio = sparse_ratio
+
+    def forward(self, patches: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
+        """Keep K of the patches (B, N, C); what the modalities say of them does not count."""
+        generator = None if self.training else torch.Generator().manual_seed(0)
+        scores = torch.rand(patches.shape[:2], generator=generator).to(patches.device)
+        choice = choose(scores, self.sparse_ratio)
+        extra = extra_token(patches, scores, choice.discarded)
+        return SparseTokens(
+            extra, choice.decision, choice.kept, scores, scores.new_zeros(len(scores), 0, scores.shape[1])
+        )
 
 
 class TokenAggregation(nn.Module):
-    """Turn K kept tokens into A tokens, each a learned weighted mean of the K.
+    """Turn the kept of N tokens into A tokens, each a learned weighted mean of them.
 
     Args:
         dim: C.
@@ -278,28 +307,28 @@ class TokenAggregation(nn.Module):
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """(B, K, C) -> (B, A, K)."""
+        """(B, N, C) -> (B, A, N)."""
         return (self.scale * self.weight(tokens)).transpose(1, 2)
 
     def weights(self, tokens: Tensor, decision: Tensor) -> Tensor:
-        """How much of each kept token goes into each aggregated token.
+        """How much of each token goes into each aggregated token.
 
         Args:
-            tokens: (B, K, C).
-            decision: D at the kept places, (B, K).
+            tokens: (B, N, C).
+            decision: D, (B, N).
 
         Returns:
-            (B, A, K), each row sums to 1.
+            (B, A, N), each row sums to 1; 0 for tokens that are not kept.
         """
-        return mask_logits(self.logits(tokens), decision).softmax(dim=-1)
+        return masked_softmax(self.logits(tokens), decision)
 
     def forward(self, tokens: Tensor, decision: Tensor) -> Tensor:
-        """(B, K, C) tokens and (B, K) decision -> (B, A, C)."""
+        """(B, N, C) tokens and (B, N) decision -> (B, A, C)."""
         return self.weights(tokens, decision).to(tokens.dtype) @ tokens
 
 
 class MultiModalSDTPS(nn.Module):
-    """Select and aggregate the patches of each modality, guided by the globals of all.
+    """Select and aggregate the patches of each modality, guided by all modalities.
 
     Args:
         dim: C.
@@ -310,6 +339,7 @@ class MultiModalSDTPS(nn.Module):
         beta: weight of the similarities in the score.
         use_gumbel: straight-through Gumbel decision in training.
         gumbel_tau: its temperature.
+        at_random: keep patches at random, as a control; there is then no score to weigh or to train.
     """
 
     def __init__(
@@ -323,10 +353,13 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
+        at_random: bool = False,
     ) -> None:
         super().__init__()
         self.selectors = nn.ModuleList(
-            TokenSparse(
+            RandomSparse(sparse_ratio)
+            if at_random
+            else TokenSparse(
                 dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
             )
             for _ in range(num_modalities)
@@ -334,12 +367,21 @@ class MultiModalSDTPS(nn.Module):
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
-    def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
+    def forward(
+        self,
+        patches: Sequence[Tensor],
+        guides: Sequence[Tensor],
+        maps: Sequence[Tensor] | None = None,
+        positions: Sequence[Tensor] | None = None,
+    ) -> list[AggregatedTokens]:
         """Process the M modalities.
 
         Args:
             patches: M tensors (B, N, C).
-            guides: M global features (B, C), in the same order.
+            guides: M global features (B, C), in the same order, with which the patches are compared.
+            maps: M tensors (B, G): how much the class token of each modality attends to the G places of its
+                image. If they are given, the modalities judge the patches by them, and not by the guides.
+            positions: M tensors (B, N): the places of the patches; None if they are all, in their order.
 
         Returns:
             One result per modality, in the same order.
@@ -347,15 +389,36 @@ class MultiModalSDTPS(nn.Module):
         results = []
         modules = zip(self.selectors, self.aggregators, strict=True)
         for index, (select, aggregate) in enumerate(modules):
-            others = [guide for other, guide in enumerate(guides) if other != index]
-            sparse: SparseTokens = select(patches[index], guides[index], others)
-            decision = sparse.decision.gather(1, sparse.kept)  # (B, K)
+            order = [index, *(other for other in range(len(patches)) if other != index)]
+            if maps is None:
+                similarities = [guidance_score(patches[index], guides[m]) for m in order]
+            else:
+                similarities = [min_max_normalise(maps[m]) for m in order]
+                if positions is not None:
+                    similarities = [said.gather(1, positions[index]) for said in similarities]
+            sparse: SparseTokens = select(patches[index], similarities)
             assert isinstance(aggregate, TokenAggregation)  # a ModuleList does not tell
-            weights = aggregate.weights(sparse.selected, decision)
-            aggregated = weights.to(sparse.selected.dtype) @ sparse.selected
+            weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)
+            aggregated = weights.to(patches[index].dtype) @ patches[index]
             # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.
             tokens = torch.cat([aggregated, sparse.extra], dim=1)
+            shares = weights.gather(2, sparse.kept.unsqueeze(1).expand(-1, weights.shape[1], -1))
             results.append(
-                AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, weights)
+                AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, shares)
             )
         return results
+
+
+class AllPatches(nn.Module):
+    """A control for `MultiModalSDTPS`: every patch is kept, and none is aggregated. It has no parameters."""
+
+    def forward(self, patches: Sequence[Tensor], *_: object) -> list[AggregatedTokens]:
+        """The M modalities as they are, (B, N, C) each; what guides a selection does not count."""
+        batch, num_patches = patches[0].shape[:2]
+        scores = torch.zeros(batch, num_patches, device=patches[0].device)
+        kept = torch.arange(num_patches, device=scores.device).expand(batch, -1)
+        nothing = scores.new_zeros(batch, 0, num_patches)
+        return [
+            AggregatedTokens(tokens, torch.ones_like(scores), kept, scores, nothing, nothing)
+            for tokens in patches
+        ]

@@ -186,8 +186,8 @@ class DualTokenAggregation(nn.Module):
     ) -> Tensor:
         """Tokens of the two selections, (B, K, C) each, and D at their places, (B, K) each -> (B, A, C)."""
         sparse_logits, dense_logits = self.logits(sparse, dense)
-        sparse_weights = sdtps.mask_logits(sparse_logits, sparse_decision).softmax(dim=-1)
-        dense_weights = sdtps.mask_logits(dense_logits, dense_decision).softmax(dim=-1)
+        sparse_weights = sdtps.masked_softmax(sparse_logits, sparse_decision)
+        dense_weights = sdtps.masked_softmax(dense_logits, dense_decision)
         return sparse_weights @ sparse + dense_weights @ dense
 
 
@@ -442,7 +442,7 @@ class CrossSparseAggrNet(nn.Module):
             own_first = [similar[index], *similar[:index], *similar[index + 1 :]]
             choice: PairChoice = select(images.predicted[index], images.similarity, own_first)
             decisions.append(choice.decision)
-            aggregated.append(sdtps.mask_logits(images.logits[index], choice.decision).softmax(dim=-1))
+            aggregated.append(sdtps.masked_softmax(images.logits[index], choice.decision))
             extra.append(choice.extra.unsqueeze(2))
         if self.fuse_texts:
             aggregated, extra = [reduce(torch.add, aggregated)], [reduce(torch.add, extra) / len(extra)]

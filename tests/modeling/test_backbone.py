@@ -35,7 +35,7 @@ def test_step_between_patches(size: tuple[int, int], stride: tuple[int, int], gr
     backbone = Backbone(DEIT, img_size=size, stride=stride).eval()
     assert backbone.grid == grid
     images = random_images(1, *size)
-    class_token, patches, _ = backbone(images, torch.zeros(1, dtype=torch.long))
+    class_token, patches, *_ = backbone(images, torch.zeros(1, dtype=torch.long))
     assert class_token.shape == (1, 192)
     assert patches.shape == (1, grid[0] * grid[1], 192)
 
@@ -53,7 +53,7 @@ def test_stem_makes_one_token_for_every_8_pixels() -> None:
     backbone = make_stem()
     assert backbone.grid == (16, 8)
     assert backbone.dim == 64
-    class_token, patches, _ = backbone(random_images(2, 128, 64), torch.zeros(2, dtype=torch.long))
+    class_token, patches, *_ = backbone(random_images(2, 128, 64), torch.zeros(2, dtype=torch.long))
     assert class_token.shape == (2, 64)
     assert patches.shape == (2, 128, 64)
 

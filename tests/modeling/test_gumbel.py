@@ -1,6 +1,6 @@
 """Straight-through Gumbel: the forward pass of a hard choice, with a gradient of the right size.
 
-`mask_with_1e10` is the masking that others use, and lives in this file only, to show what it does.
+`softmax_with_1e10` is the masking that others use; it is here, and in a study, to show what it does.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +22,9 @@ from modeling.sdtps import (
     AggregatedTokens,
     MultiModalSDTPS,
     TokenSparse,
-    mask_logits,
+    choose,
+    guidance_score,
+    masked_softmax,
     straight_through_gumbel,
 )
 
@@ -29,8 +32,8 @@ BATCH, PATCHES, MODALITIES = 8, 128, 3
 IDS = torch.arange(BATCH) // 2
 
 
-def mask_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:
-    return logits - (1 - decision).unsqueeze(1) * 1e10
+def softmax_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:
+    return (logits - (1 - decision).unsqueeze(-2) * 1e10).softmax(dim=-1)
 
 
 class GradientNorms(NamedTuple):
@@ -43,6 +46,11 @@ def make_inputs(dim: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     patches = [torch.randn(BATCH, PATCHES, dim, generator=generator) for _ in range(MODALITIES)]
     guides = [torch.randn(BATCH, dim, generator=generator) for _ in range(MODALITIES)]
     return patches, guides
+
+
+def similarities(patches: list[Tensor], guides: list[Tensor]) -> list[Tensor]:
+    """What the modalities say of the patches of the first."""
+    return [guidance_score(patches[0], guide) for guide in guides]
 
 
 def run(dim: int, seed: int, *, use_gumbel: bool, train: bool = True) -> list[AggregatedTokens]:
@@ -91,10 +99,10 @@ def test_the_1e10_form_fails_that_check_although_its_forward_is_right(
     dim: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = run(dim, seed, use_gumbel=True)
-    monkeypatch.setattr(sdtps, "mask_logits", mask_with_1e10)
+    monkeypatch.setattr(sdtps, "masked_softmax", softmax_with_1e10)
     theirs = run(dim, seed, use_gumbel=True)
     for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a.tokens, b.tokens)
+        torch.testing.assert_close(a.tokens, b.tokens, atol=1e-6, rtol=0)
     assert min(ratios(dim, seed)) > 1e3
 
 
@@ -121,7 +129,7 @@ def test_training_draws_new_noise_each_time() -> None:
     selector = TokenSparse(16, use_gumbel=True).train()
 
     def gradient() -> Tensor:
-        sparse = selector(patches[0], guides[0], guides[1:])
+        sparse = selector(patches[0], similarities(patches, guides))
         weights = torch.linspace(0, 1, PATCHES)
         return torch.autograd.grad(
             (sparse.decision * weights).sum(), next(selector.score_predictor.parameters())
@@ -133,8 +141,8 @@ def test_training_draws_new_noise_each_time() -> None:
 def test_decision_is_the_hard_mask_and_has_a_gradient() -> None:
     patches, guides = make_inputs(64, 0)
     selector = TokenSparse(64, use_gumbel=True).train()
-    on = selector(patches[0], guides[0], guides[1:])
-    off = copy.deepcopy(selector).eval()(patches[0], guides[0], guides[1:])
+    on = selector(patches[0], similarities(patches, guides))
+    off = copy.deepcopy(selector).eval()(patches[0], similarities(patches, guides))
     assert torch.equal(on.decision, off.decision)
     assert set(on.decision.unique().tolist()) == {0.0, 1.0}
     assert on.decision.gather(1, on.kept).eq(1).all()
@@ -153,24 +161,66 @@ def test_only_gumbel_lets_the_aggregated_tokens_train_the_scores(use_gumbel: boo
     assert all(reached) if use_gumbel else not any(reached)
 
 
+def jacobian(weights: Callable[[Tensor], Tensor], decision: Tensor) -> Tensor:
+    """Row i, column j: how W_i changes with D_j."""
+    size = decision.shape[-1]
+    return torch.autograd.functional.jacobian(weights, decision).reshape(size, size)
+
+
 @pytest.mark.parametrize(
-    ("mask", "factor"),
-    [pytest.param(mask_logits, 1.0, id="log"), pytest.param(mask_with_1e10, 1e10, id="1e10")],
+    ("softmax", "factor"),
+    [pytest.param(masked_softmax, 1.0, id="ours"), pytest.param(softmax_with_1e10, 1e10, id="1e10")],
 )
-def test_gradient_of_the_mask_by_hand(mask: Callable[[Tensor, Tensor], Tensor], factor: float) -> None:
+def test_gradient_where_all_are_kept_by_hand(
+    softmax: Callable[[Tensor, Tensor], Tensor], factor: float
+) -> None:
     # e^l = 1, 2, 3, so W = 1/6, 2/6, 3/6, and where D = 1, dW_i/dD_j = W_i (1[i=j] - W_j).
     logits = torch.tensor([[[1.0, 2.0, 3.0]]], dtype=torch.float64).log()
     decision = torch.ones(1, 3, dtype=torch.float64)
-
-    def weights(d: Tensor) -> Tensor:
-        return mask(logits, d).softmax(dim=-1)
-
-    torch.testing.assert_close(weights(decision) * 6, torch.tensor([[[1.0, 2.0, 3.0]]], dtype=torch.float64))
-    jacobian = torch.autograd.functional.jacobian(weights, decision).reshape(3, 3)
+    torch.testing.assert_close(softmax(logits, decision) * 6, logits.exp())
     by_hand = (
         torch.tensor([[5.0, -2.0, -3.0], [-2.0, 8.0, -6.0], [-3.0, -6.0, 9.0]], dtype=torch.float64) / 36
     )
-    torch.testing.assert_close(jacobian / factor, by_hand)
+    torch.testing.assert_close(jacobian(partial(softmax, logits), decision) / factor, by_hand)
+
+
+def test_a_discarded_token_has_a_gradient_by_hand() -> None:
+    # e^l = 1, 2, 4 and the third is discarded: W = 1/3, 2/3, 0. With S = sum of D_k e^{l_k} = 3,
+    # dW_i/dD_j = e^{l_j} (1[i=j] - W_i) / S: for the third (0 - 1/3, 0 - 2/3, 1) * 4/3.
+    logits = torch.tensor([[[1.0, 2.0, 4.0]]], dtype=torch.float64).log()
+    decision = torch.tensor([[1.0, 1.0, 0.0]], dtype=torch.float64)
+    weights = torch.tensor([[[1 / 3, 2 / 3, 0.0]]], dtype=torch.float64)
+    torch.testing.assert_close(masked_softmax(logits, decision), weights)
+    by_hand = torch.tensor([[2.0, -2.0, -4.0], [-2.0, 2.0, -8.0], [0.0, 0.0, 12.0]], dtype=torch.float64) / 9
+    torch.testing.assert_close(jacobian(partial(masked_softmax, logits), decision), by_hand)
+    # The usual mask says nothing of it.
+    assert jacobian(partial(softmax_with_1e10, logits), decision)[:, 2].abs().max() == 0
+
+
+def test_what_is_discarded_does_not_change_the_weights_however_large_its_logit() -> None:
+    logits = torch.tensor([[[1.0, 2.0, 500.0]]], requires_grad=True)
+    decision = torch.tensor([[1.0, 1.0, 0.0]], requires_grad=True)
+    weights = masked_softmax(logits, decision)
+    torch.testing.assert_close(weights[0, 0, :2], torch.tensor([1.0, 2.0]).softmax(dim=0))
+    assert weights[0, 0, 2] == 0
+    weights.square().sum().backward()
+    assert logits.grad is not None
+    assert decision.grad is not None
+    assert logits.grad.isfinite().all()
+    assert decision.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_gumbel_lets_discarded_patches_train_their_score(kept: bool) -> None:
+    # One token, nearly all weight on patch 0; the loss wants it to be like patch 1.
+    patches = torch.tensor([[[1.0, 0.0], [0.0, 1.0]]])
+    scores = torch.tensor([[0.0, 1.0] if kept else [1.0, 0.0]], requires_grad=True)
+    torch.manual_seed(0)
+    decision = choose(scores, 0.5, gumbel_tau=1.0).decision
+    token = masked_softmax(torch.zeros(1, 1, 2), decision) @ patches
+    (token - patches[:, 1:]).square().sum().backward()
+    assert scores.grad is not None
+    assert (scores.grad[0, 1] == 0) if kept else (scores.grad[0, 1] < 0)
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 4.0])
@@ -185,9 +235,9 @@ def test_gradient_of_the_decision_is_that_of_the_soft_choice(tau: float) -> None
     torch.manual_seed(0)
     noise = -torch.empty_like(scores).exponential_().log()
     soft = ((scores + noise) / tau).softmax(dim=-1)[0]
-    jacobian = torch.autograd.functional.jacobian(decide, scores).reshape(4, 4)
+    found = jacobian(decide, scores)
     assert torch.equal(decide(scores), hard)
-    torch.testing.assert_close(jacobian, (soft.diag() - soft.outer(soft)) / tau)
+    torch.testing.assert_close(found, (soft.diag() - soft.outer(soft)) / tau)
 
 
 def test_the_noise_is_gumbel() -> None:

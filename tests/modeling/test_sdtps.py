@@ -38,6 +38,10 @@ def planar_selector(sparse_ratio: float = 0.5, beta: float = 0.25) -> TokenSpars
     return selector
 
 
+def similarities(patches: Tensor, own: Tensor, others: list[Tensor]) -> list[Tensor]:
+    return [guidance_score(patches, guide) for guide in (own, *others)]
+
+
 def random_inputs(
     batch: int = 3, patches: int = 20, dim: int = 16, seed: int = 0
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -89,15 +93,14 @@ def test_guidance_by_hand() -> None:
 )
 def test_score_by_hand(beta: float, scores: list[float]) -> None:
     selector = planar_selector(beta=beta)
-    result = selector.score(selector.sources(PATCHES, OWN, OTHERS))
+    result = selector.score(selector.sources(PATCHES, similarities(PATCHES, OWN, OTHERS)))
     torch.testing.assert_close(result, torch.tensor([scores]))
 
 
 def test_kept_patches_and_extra_token_by_hand() -> None:
-    sparse = planar_selector()(PATCHES, OWN, OTHERS)
+    sparse = planar_selector()(PATCHES, similarities(PATCHES, OWN, OTHERS))
     assert sparse.kept.tolist() == [[1, 2]]
     assert sparse.decision.tolist() == [[0.0, 1.0, 1.0, 0.0]]
-    assert torch.equal(sparse.selected, PATCHES[:, 1:3])
     # Discarded: (1, 0) with score .75 and (-1, 0) with score .5.
     first = math.exp(0.75) / (math.exp(0.75) + math.exp(0.5))
     torch.testing.assert_close(sparse.extra, torch.tensor([[[first - (1 - first), 0.0]]]))
@@ -105,11 +108,11 @@ def test_kept_patches_and_extra_token_by_hand() -> None:
 
 def test_equal_scores_keep_the_earlier_patch() -> None:
     same = torch.ones(2, 128, 16)
-    sparse = TokenSparse(16)(same, torch.ones(2, 16), [torch.ones(2, 16)])
+    sparse = TokenSparse(16)(same, similarities(same, torch.ones(2, 16), [torch.ones(2, 16)]))
     assert sparse.kept.tolist() == [list(range(64))] * 2
     # The first patch and its copy at the end have the third-highest score.
     twice = torch.cat([PATCHES, PATCHES[:, :1]], dim=1)
-    sparse = planar_selector(sparse_ratio=0.6)(twice, OWN, OTHERS)
+    sparse = planar_selector(sparse_ratio=0.6)(twice, similarities(twice, OWN, OTHERS))
     assert sparse.kept.tolist() == [[0, 1, 2]]
 
 
@@ -131,13 +134,13 @@ def test_nothing_discarded_gives_a_zero_extra_token() -> None:
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.93])
 def test_invariants_of_the_selection(seed: int, ratio: float) -> None:
     tokens, guides = random_inputs(seed=seed)
-    sparse = TokenSparse(16, sparse_ratio=ratio)(tokens[0], guides[0], guides[1:])
+    said = similarities(tokens[0], guides[0], guides[1:])
+    sparse = TokenSparse(16, sparse_ratio=ratio)(tokens[0], said)
     kept = num_kept(20, ratio)
     assert sparse.decision.sum(dim=-1).tolist() == [kept] * 3
     assert torch.equal(sparse.decision.nonzero()[:, 1].view(3, kept), sparse.kept)
     for sample in range(3):
         keep = sparse.decision[sample].bool()
-        assert torch.equal(tokens[0][sample, keep], sparse.selected[sample])
         assert sparse.scores[sample, keep].min() >= sparse.scores[sample, ~keep].max()
 
 
@@ -146,7 +149,7 @@ def test_cosines_carry_no_gradient() -> None:
     patches = tokens[0].requires_grad_()
     guides = [guide.requires_grad_() for guide in guides]
     selector = TokenSparse(16)
-    selector.score(selector.sources(patches, guides[0], guides[1:])).sum().backward()
+    selector.score(selector.sources(patches, similarities(patches, guides[0], guides[1:]))).sum().backward()
     assert [guide.grad for guide in guides] == [None] * 3
     assert not guidance_score(patches, guides[0]).requires_grad
 
@@ -170,6 +173,16 @@ def test_aggregation_weights_are_a_masked_softmax() -> None:
     torch.testing.assert_close(aggregate.weights(tokens, decision), by_hand)
 
 
+def test_aggregated_tokens_are_those_of_a_softmax_over_the_kept_alone() -> None:
+    tokens, guides = random_inputs()
+    model = MultiModalSDTPS(16, 20)
+    for index, result in enumerate(model(tokens, guides)):
+        selected = tokens[index].gather(1, result.kept.unsqueeze(-1).expand(-1, -1, 16))
+        weights = model.aggregators[index].logits(selected).softmax(dim=-1)
+        torch.testing.assert_close(result.weights, weights)
+        torch.testing.assert_close(result.tokens[:, :-1], weights @ selected)
+
+
 def test_aggregation_with_scale_zero_is_the_mean() -> None:
     aggregate = TokenAggregation(16, 5)
     aggregate.scale.data.zero_()
@@ -183,15 +196,16 @@ def test_each_modality_is_guided_by_its_own_and_the_other_globals() -> None:
     model = MultiModalSDTPS(16, 20)
     for index, result in enumerate(model(tokens, guides)):
         others = [guides[other] for other in range(3) if other != index]
-        sparse = model.selectors[index](tokens[index], guides[index], others)
+        said = similarities(tokens[index], guides[index], others)
+        sparse = model.selectors[index](tokens[index], said)
         assert torch.equal(result.scores, sparse.scores)
         assert torch.equal(result.kept, sparse.kept)
-        aggregated = model.aggregators[index](sparse.selected, torch.ones(3, 10))
+        aggregated = model.aggregators[index](tokens[index], sparse.decision)
         assert torch.equal(result.tokens, torch.cat([aggregated, sparse.extra], dim=1))
         assert torch.equal(result.sources, sparse.sources)
-        assert torch.equal(result.weights @ sparse.selected, aggregated)
-        guidance = [guidance_score(tokens[index], guide) for guide in (guides[index], *others)]
-        assert torch.equal(result.sources[:, 1:], torch.stack(guidance, dim=1))
+        selected = tokens[index].gather(1, sparse.kept.unsqueeze(-1).expand(-1, -1, 16))
+        torch.testing.assert_close(result.weights @ selected, aggregated)
+        assert torch.equal(result.sources[:, 1:], torch.stack(said, dim=1))
 
 
 def test_the_order_of_the_patches_does_not_matter() -> None:

@@ -359,21 +359,15 @@ def test_dual_aggregation_is_the_sum_of_two() -> None:
 
 
 def test_zeros_of_the_decision_mask_all_patches_but_the_kept() -> None:
-    """All N patches with zeros in D, or the K kept ones with ones: the same weights and gradients."""
+    """All N patches with zeros in D, or the K kept ones with ones: the same weights."""
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 6)
-    scores = torch.rand(2, 6, requires_grad=True)
-    kept, _, hard = sdtps.choose(scores, 0.5)
-    direction = torch.randn(2, 3, 6)
-    decision = without_noise(scores, hard, 1.0)
-    everywhere = sdtps.mask_logits(logits, decision).softmax(dim=-1)
+    kept, _, decision = sdtps.choose(torch.rand(2, 6), 0.5)
     index = kept.unsqueeze(1).expand(-1, 3, -1)
-    gathered = sdtps.mask_logits(logits.gather(2, index), decision.gather(1, kept)).softmax(dim=-1)
-    torch.testing.assert_close(everywhere, torch.zeros(2, 3, 6).scatter(2, index, gathered))
-    (found,) = torch.autograd.grad((everywhere * direction).sum(), scores, retain_graph=True)
-    (wanted,) = torch.autograd.grad((gathered * direction.gather(2, index)).sum(), scores)
-    assert found.abs().max() > 1e-3
-    torch.testing.assert_close(found, wanted)
+    gathered = logits.gather(2, index).softmax(dim=-1)
+    torch.testing.assert_close(
+        sdtps.masked_softmax(logits, decision), torch.zeros(2, 3, 6).scatter(2, index, gathered)
+    )
 
 
 # Two tokens and two words in the plane, then a third word which is padding. Cosines, tokens x words:

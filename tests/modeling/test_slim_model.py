@@ -203,6 +203,6 @@ def test_full_size_cost() -> None:
         model = make_model(load_config(ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml", words), 171, 4)
         costs.append(sum(count_multiply_adds(model).values()) / 1e9)
     assert count_tokens(model) == (129,) * 3 + (92,) * 3 + (65,) * 3 + (47,) * 3
-    assert costs[0] == pytest.approx(34.25, abs=0.01)
+    assert costs[0] == pytest.approx(34.26, abs=0.01)
     assert costs[1] < 22.6
     assert costs[1] / costs[0] < 0.66
