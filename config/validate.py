@@ -24,6 +24,8 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DEVICE": ("auto", "cuda", "cpu"),
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
+    "MODEL.SDTPS_SELECT": ("score", "random", "all"),
+    "MODEL.SDTPS_GUIDE": ("reduced", "class", "vote"),
     "MODEL.SLIM_SCORE": ("attention", "cosine"),
     "DATALOADER.CACHE": ("none", "ram"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
@@ -49,7 +51,26 @@ NOT_IMPLEMENTED: dict[str, tuple[Any, str]] = {
 """Settings of DeMo that are accepted at this value and refused at any other."""
 
 UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
-    tuple(f"MODEL.SDTPS_{name}" for name in ("SPARSE_RATIO", "AGGR_RATIO", "BETA", "LOSS_WEIGHT")): (
+    tuple(f"MODEL.SDTPS_{name}" for name in ("GUIDE", "BETA", "USE_GUMBEL", "GUMBEL_TAU")): (
+        lambda cfg: cfg.MODEL.SDTPS_SELECT != "score",
+        "MODEL.SDTPS_SELECT is not score",
+    ),
+    ("MODEL.SDTPS_SPARSE_RATIO", "MODEL.SDTPS_AGGR_RATIO"): (
+        lambda cfg: cfg.MODEL.SDTPS_SELECT == "all",
+        "MODEL.SDTPS_SELECT is all",
+    ),
+    tuple(
+        f"MODEL.SDTPS_{name}"
+        for name in (
+            "SELECT",
+            "GUIDE",
+            "VOTE_LOSS_WEIGHT",
+            "SPARSE_RATIO",
+            "AGGR_RATIO",
+            "BETA",
+            "LOSS_WEIGHT",
+        )
+    ): (
         lambda cfg: not cfg.MODEL.USE_SDTPS,
         "MODEL.USE_SDTPS is off",
     ),
@@ -209,12 +230,15 @@ def warn_about_unused(cfg: CfgNode) -> None:
     for key, reason in reasons.items():
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
-    aligned_only = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
-    if aligned_only and not cfg.INPUT.SHARED_AUGMENT:
-        logger.warning(
-            "MODEL.SLIM_CROSS compares the same place in the three images, which separate augmentation moves "
-            "apart; set INPUT.SHARED_AUGMENT True"
-        )
+    slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
+    votes = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "vote"
+    for key, needs_alignment in {"MODEL.SLIM_CROSS": slims_aligned, "MODEL.SDTPS_GUIDE vote": votes}.items():
+        if needs_alignment and not cfg.INPUT.SHARED_AUGMENT:
+            logger.warning(
+                "%s compares the same place in the three images, which separate augmentation moves apart; "
+                "set INPUT.SHARED_AUGMENT True",
+                key,
+            )
 
 
 def _validate_combinations(cfg: CfgNode) -> None:

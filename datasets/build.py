@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,8 +23,7 @@ from datasets.msvr310 import read_msvr310, scan_msvr310
 from datasets.rgbnt100 import read_rgbnt100, scan_rgbnt100
 from datasets.rgbnt201 import read_rgbnt201, scan_rgbnt201
 from datasets.sampler import IdentitySampler
-from datasets.synthetic import FOLDER as SYNTHETIC_FOLDER
-from datasets.synthetic import ensure_synthetic
+from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec, ensure_synthetic
 from datasets.transforms import TestTransform, TrainTransform
 from datasets.wmveid863 import read_wmveid863, scan_wmveid863
 from structures import ImageRecord
@@ -233,9 +233,9 @@ def _make_loader(
     )
 
 
-def _draw_synthetic(root: Path) -> Path:
+def _draw_synthetic(root: Path, *, name: str, spec: SyntheticSpec) -> Path:
     try:
-        return ensure_synthetic(root, seed=0)  # the same data set for every training seed
+        return ensure_synthetic(root, name=name, seed=0, spec=spec)  # the same set for every training seed
     except OSError as error:
         raise DatasetError(
             f"the synthetic data set cannot be drawn in {root.absolute()} ({error.strerror}); "
@@ -275,6 +275,9 @@ SOURCES = {
     "WMVeID863": DataSource(
         "WMVEID863", read_wmveid863, scan_wmveid863, "camera", lambda camera: f"v{camera}"
     ),
-    "Synthetic": replace(_RGBNT201, folder=SYNTHETIC_FOLDER, draw=_draw_synthetic),
+    **{
+        name: replace(_RGBNT201, folder=name, draw=partial(_draw_synthetic, name=name, spec=spec))
+        for name, spec in {"Synthetic": DEFAULT_SPEC, "SyntheticHard": HARD_SPEC}.items()
+    },
 }
 """The data sets by their name in DATASETS.NAMES."""

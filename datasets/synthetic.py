@@ -84,6 +84,8 @@ class SyntheticSpec:
 
 
 DEFAULT_SPEC = SyntheticSpec()
+HARD_SPEC = SyntheticSpec(clutter_boxes=8, occluder_share=0.5)
+"""Twice the clutter and occlusion; people, poses and cameras are the same."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ class _Split:
         return len(self.person_ids) * spec.cameras * self.shots
 
 
-def ensure_synthetic(root: Path, *, seed: int = 0, spec: SyntheticSpec = DEFAULT_SPEC) -> Path:
+def ensure_synthetic(
+    root: Path, *, name: str = FOLDER, seed: int = 0, spec: SyntheticSpec = DEFAULT_SPEC
+) -> Path:
     """Draw the synthetic data set below `root`, unless it is there already.
 
     The set is drawn in a scratch folder beside its place and moved there when it is whole, so that neither an
@@ -106,16 +110,17 @@ def ensure_synthetic(root: Path, *, seed: int = 0, spec: SyntheticSpec = DEFAULT
 
     Args:
         root: the folder that holds the data sets; made if need be.
+        name: of the folder of the data set.
         seed: of all that is random, not negative.
         spec: how much is drawn.
 
     Returns:
-        the folder of the data set, `root/Synthetic`.
+        the folder of the data set, `root/name`.
 
     Raises:
         DatasetError: something is in the place of the data set that was not drawn here.
     """
-    folder = root / FOLDER
+    folder = root / name
     stamp = {"generator": GENERATOR_VERSION, "seed": seed, "spec": asdict(spec)}
     if _is_whole(folder, stamp, spec):
         logger.info("Using the synthetic data set in %s", folder)

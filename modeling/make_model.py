@@ -54,7 +54,9 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         if options.SLIM_LAYERS
         else None,
         slim_layers=options.SLIM_LAYERS,
-        tell_attention=options.USE_SDTPS and options.SDTPS_GUIDE == "attention",
+        tell_attention=options.USE_SDTPS
+        and options.SDTPS_SELECT == "score"
+        and options.SDTPS_GUIDE == "vote",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
@@ -111,5 +113,6 @@ def _make_sdtps(options: CfgNode, dim: int, num_patches: int) -> MultiModalSDTPS
         beta=options.SDTPS_BETA,
         use_gumbel=options.SDTPS_USE_GUMBEL,
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
+        voting=options.SDTPS_GUIDE == "vote",
         at_random=options.SDTPS_SELECT == "random",
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -237,28 +237,24 @@ class TokenSparse(nn.Module):
         self.gumbel_tau = gumbel_tau
         self.score_predictor = score_network(dim)
 
-    def sources(self, patches: Tensor, similarities: Sequence[Tensor]) -> Tensor:
-        """The parts of the score, each in [0, 1], in float32, (B, 1 + M, N).
-
-        First the learned part, which alone carries a gradient; then the similarities.
-        """
-        learned = self.score_predictor(patches).squeeze(-1).float().sigmoid()  # (B, N)
-        return torch.stack([learned, *similarities], dim=1)
+    def predict(self, patches: Tensor) -> Tensor:
+        """The learned part of the score, which alone carries a gradient, in float32: (B, N, C) -> (B, N)."""
+        return self.score_predictor(patches).squeeze(-1).float().sigmoid()
 
     def score(self, sources: Tensor) -> Tensor:
         """One score per patch: (B, 1 + M, N) -> (B, N)."""
         learned, own, *others = sources.unbind(dim=1)
         return combine_scores(learned, own, others, self.beta)
 
-    def forward(self, patches: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
+    def forward(self, patches: Tensor, learned: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
         """Keep the K patches with the highest noise-free scores.
 
         Args:
             patches: (B, N, C).
-            similarities: what each modality says of the patches, the own first, each (B, N), in [0, 1]; see
-                `guidance_score`.
+            learned: what `predict` says of them, (B, N).
+            similarities: what each modality says of them, the own first, each (B, N), in [0, 1].
         """
-        sources = self.sources(patches, similarities)
+        sources = torch.stack([learned, *similarities], dim=1)
         scores = self.score(sources)
         tau = self.gumbel_tau if self.use_gumbel and self.training else None
         choice = choose(scores, self.sparse_ratio, tau)
@@ -275,21 +271,25 @@ class RandomSparse(nn.Module):
 
     Args:
         sparse_ratio: share of the patches to keep, in (0, 1].
+        seed: for evaluation.
     """
 
-    def __init__(self, sparse_ratio: float = 0.5) -> None:
+    def __init__(self, sparse_ratio: float = 0.5, *, seed: int = 0) -> None:
         super().__init__()
         self.sparse_ratio = sparse_ratio
+        self.seed = seed
 
-    def forward(self, patches: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
-        """Keep K of the patches (B, N, C); what the modalities say of them does not count."""
-        generator = None if self.training else torch.Generator().manual_seed(0)
-        scores = torch.rand(patches.shape[:2], generator=generator).to(patches.device)
-        choice = choose(scores, self.sparse_ratio)
-        extra = extra_token(patches, scores, choice.discarded)
-        return SparseTokens(
-            extra, choice.decision, choice.kept, scores, scores.new_zeros(len(scores), 0, scores.shape[1])
-        )
+    def predict(self, patches: Tensor) -> Tensor:
+        """A random score for each patch: (B, N, C) -> (B, N), in [0, 1)."""
+        generator = None if self.training else torch.Generator().manual_seed(self.seed)
+        return torch.rand(patches.shape[:2], generator=generator).to(patches.device)
+
+    def forward(self, patches: Tensor, learned: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
+        """Keep the K patches with the highest of the scores that `predict` gave; nothing else counts."""
+        choice = choose(learned, self.sparse_ratio)
+        extra = extra_token(patches, learned, choice.discarded)
+        nothing = learned.new_zeros(len(learned), 0, learned.shape[1])
+        return SparseTokens(extra, choice.decision, choice.kept, learned, nothing)
 
 
 class TokenAggregation(nn.Module):
@@ -339,6 +339,8 @@ class MultiModalSDTPS(nn.Module):
         beta: weight of the similarities in the score.
         use_gumbel: straight-through Gumbel decision in training.
         gumbel_tau: its temperature.
+        voting: the modalities judge the patches of one of them by their learned scores at the same place, and
+            not by the similarity with their globals. Train these scores with `vote_loss`.
         at_random: keep patches at random, as a control; there is then no score to weigh or to train.
     """
 
@@ -353,51 +355,49 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
+        voting: bool = False,
         at_random: bool = False,
     ) -> None:
         super().__init__()
+        self.sparse_ratio = sparse_ratio
+        self.voting = voting
         self.selectors = nn.ModuleList(
-            RandomSparse(sparse_ratio)
+            RandomSparse(sparse_ratio, seed=index)
             if at_random
             else TokenSparse(
                 dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
             )
-            for _ in range(num_modalities)
+            for index in range(num_modalities)
         )
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
     def forward(
-        self,
-        patches: Sequence[Tensor],
-        guides: Sequence[Tensor],
-        maps: Sequence[Tensor] | None = None,
-        positions: Sequence[Tensor] | None = None,
+        self, patches: Sequence[Tensor], guides: Sequence[Tensor], places: Sequence[Tensor] | None = None
     ) -> list[AggregatedTokens]:
         """Process the M modalities.
 
         Args:
             patches: M tensors (B, N, C).
             guides: M global features (B, C), in the same order, with which the patches are compared.
-            maps: M tensors (B, G): how much the class token of each modality attends to the G places of its
-                image. If they are given, the modalities judge the patches by them, and not by the guides.
-            positions: M tensors (B, N): the places of the patches; None if they are all, in their order.
+            places: M tensors (B, N): where the patches are, if places differ between the modalities.
 
         Returns:
             One result per modality, in the same order.
         """
+        selectors = cast(Sequence[TokenSparse | RandomSparse], self.selectors)  # a ModuleList does not tell
+        # A vote judges the patches as they are; it is not for them to change so that it gets easier.
+        judged = [tokens.detach() for tokens in patches] if self.voting else patches
+        learned = [select.predict(tokens) for select, tokens in zip(selectors, judged, strict=True)]
         results = []
-        modules = zip(self.selectors, self.aggregators, strict=True)
-        for index, (select, aggregate) in enumerate(modules):
+        for index, (select, aggregate) in enumerate(zip(selectors, self.aggregators, strict=True)):
             order = [index, *(other for other in range(len(patches)) if other != index)]
-            if maps is None:
-                similarities = [guidance_score(patches[index], guides[m]) for m in order]
+            if self.voting:
+                similarities = [_at_places(learned[m].detach(), places, m, index) for m in order]
             else:
-                similarities = [min_max_normalise(maps[m]) for m in order]
-                if positions is not None:
-                    similarities = [said.gather(1, positions[index]) for said in similarities]
-            sparse: SparseTokens = select(patches[index], similarities)
-            assert isinstance(aggregate, TokenAggregation)  # a ModuleList does not tell
+                similarities = [guidance_score(patches[index], guides[m]) for m in order]
+            sparse: SparseTokens = select(patches[index], learned[index], similarities)
+            assert isinstance(aggregate, TokenAggregation)
             weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)
             aggregated = weights.to(patches[index].dtype) @ patches[index]
             # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.
@@ -407,6 +407,45 @@ class MultiModalSDTPS(nn.Module):
                 AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, shares)
             )
         return results
+
+
+def _at_places(said: Tensor, places: Sequence[Tensor] | None, source: int, target: int) -> Tensor:
+    """What one modality says of its patches, (B, N), at the places of another's; 0 where it has none."""
+    if places is None:
+        return said
+    size = 1 + max(int(there.max()) for there in places)
+    everywhere = said.new_zeros(len(said), size).scatter(1, places[source], said)
+    return everywhere.gather(1, places[target])
+
+
+def vote_loss(
+    learned: Sequence[Tensor],
+    attention: Sequence[Tensor],
+    sparse_ratio: float,
+    places: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Teach the learned scores which patches the class tokens of all modalities agree on.
+
+    The images are aligned, while clutter and sensor faults differ between them. So a place that several class
+    tokens attend to is likely on the person. Right are the K places with the highest sum of attention, each
+    map stretched to [0, 1]. The scores learn this from many images, and are less noisy than their teacher.
+
+    Args:
+        learned: of the patches of each modality, in (0, 1), (B, N), with gradient.
+        attention: of the class token of each modality to all places of its image, (B, P).
+        sparse_ratio: share of the P places that are right.
+        places: where the patches are, each (B, N), in [0, P); None if N = P and they are in order.
+
+    Returns:
+        Mean cross-entropy of each sample, (B,).
+    """
+    agreed = torch.stack([min_max_normalise(seen) for seen in attention]).sum(dim=0)
+    right = choose(agreed, sparse_ratio).decision  # (B, P)
+    targets = [right] * len(learned) if places is None else [right.gather(1, there) for there in places]
+    # As torch's binary cross-entropy, which refuses to work under autocast.
+    likelihoods = [torch.where(t > 0, s, 1 - s) for s, t in zip(learned, targets, strict=True)]
+    errors = [-likelihood.clamp(min=1e-7).log().mean(dim=1) for likelihood in likelihoods]
+    return torch.stack(errors).mean(dim=0)
 
 
 class AllPatches(nn.Module):

@@ -12,6 +12,7 @@ from config.defaults import get_cfg
 from datasets import build
 from datasets.build import DataBundle, build_data
 from datasets.dataset import DatasetError, Splits
+from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec
 from structures import ImageRecord, ModalBatch, Modality, PerModality
 
 TRAIN_IDS, TEST_IDS = (3, 5, 8, 13), (1, 2, 4)
@@ -253,7 +254,9 @@ def test_scenes_without_training_images_can_be_refused(
         build_data(cfg)
 
 
-@pytest.mark.parametrize("name", sorted(build.SOURCES.keys() - {"Synthetic"}))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, source in build.SOURCES.items() if source.draw is None)
+)
 def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path, name: str) -> None:
     cfg.DATASETS.NAMES = name
     folder = tmp_path / ("WMVEID863" if name == "WMVeID863" else name)
@@ -263,19 +266,20 @@ def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path, name: s
         build_data(cfg)
 
 
+@pytest.mark.parametrize(("name", "spec"), [("Synthetic", DEFAULT_SPEC), ("SyntheticHard", HARD_SPEC)])
 def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
-    cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, spec: SyntheticSpec, cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
-    def draw(root: Path, *, seed: int = 0) -> Path:
-        calls.append((root, seed))
-        return draw_dataset(root / "Synthetic")
+    def draw(root: Path, **how: object) -> Path:
+        calls.append((root, how))
+        return draw_dataset(root / "drawn")
 
     monkeypatch.setattr(build, "ensure_synthetic", draw)
-    cfg.DATASETS.NAMES = "Synthetic"
+    cfg.DATASETS.NAMES = name
     data = build_data(cfg)
-    assert calls == [(tmp_path, 0)]
+    assert calls == [(tmp_path, {"name": name, "seed": 0, "spec": spec})]
     assert data.num_classes == 4
     assert next(iter(data.test_loader)).person_masks is None
 

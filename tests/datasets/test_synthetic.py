@@ -1,7 +1,7 @@
 import json
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from PIL import Image
 from datasets import synthetic
 from datasets.dataset import DatasetError
 from datasets.rgbnt201 import read_rgbnt201
-from datasets.synthetic import SyntheticSpec, ensure_synthetic
+from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec, ensure_synthetic
 from datasets.synthetic_body import Build, Part, Pose, PosedBody, pose_body
 from datasets.synthetic_person import Heat, Person, Reflectance
 from datasets.synthetic_scene import Camera, Triple, draw_triple
@@ -99,6 +99,19 @@ class TestLayout:
         train, test = synthetic._splits(SyntheticSpec())
         assert (train.num_triples(SyntheticSpec()), test.num_triples(SyntheticSpec())) == (768, 256)
         assert not set(train.person_ids) & set(test.person_ids)
+
+    def test_the_hard_set_has_twice_the_clutter_and_occlusion(self) -> None:
+        easy, hard = asdict(DEFAULT_SPEC), asdict(HARD_SPEC)
+        twice = {"clutter_boxes", "occluder_share"}
+        assert {key for key in easy if hard[key] != easy[key]} == twice
+        assert all(hard[key] == 2 * easy[key] for key in twice)
+
+    def test_sets_of_other_names_stand_side_by_side(self, tmp_path: Path) -> None:
+        hard = replace(MINI, clutter_boxes=8)
+        folders = ensure_synthetic(tmp_path, spec=MINI), ensure_synthetic(tmp_path, name="Hard", spec=hard)
+        assert folders == (tmp_path / "Synthetic", tmp_path / "Hard")
+        images = [np.asarray(Image.open(next((folder / "test" / "RGB").iterdir()))) for folder in folders]
+        assert not np.array_equal(*images)
 
     def test_image_sizes_and_channels(self, mini: Path) -> None:
         for kind, channels in zip(KINDS, ("RGB", "L", "L", "1"), strict=True):

@@ -21,6 +21,7 @@ from modeling.heads import BNNeckHead
 from modeling.sdtps import (
     AggregatedTokens,
     MultiModalSDTPS,
+    SparseTokens,
     TokenSparse,
     choose,
     guidance_score,
@@ -48,9 +49,10 @@ def make_inputs(dim: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
     return patches, guides
 
 
-def similarities(patches: list[Tensor], guides: list[Tensor]) -> list[Tensor]:
-    """What the modalities say of the patches of the first."""
-    return [guidance_score(patches[0], guide) for guide in guides]
+def select(selector: TokenSparse, patches: list[Tensor], guides: list[Tensor]) -> SparseTokens:
+    """Of the patches of the first modality."""
+    said = [guidance_score(patches[0], guide) for guide in guides]
+    return selector(patches[0], selector.predict(patches[0]), said)
 
 
 def run(dim: int, seed: int, *, use_gumbel: bool, train: bool = True) -> list[AggregatedTokens]:
@@ -129,7 +131,7 @@ def test_training_draws_new_noise_each_time() -> None:
     selector = TokenSparse(16, use_gumbel=True).train()
 
     def gradient() -> Tensor:
-        sparse = selector(patches[0], similarities(patches, guides))
+        sparse = select(selector, patches, guides)
         weights = torch.linspace(0, 1, PATCHES)
         return torch.autograd.grad(
             (sparse.decision * weights).sum(), next(selector.score_predictor.parameters())
@@ -141,8 +143,8 @@ def test_training_draws_new_noise_each_time() -> None:
 def test_decision_is_the_hard_mask_and_has_a_gradient() -> None:
     patches, guides = make_inputs(64, 0)
     selector = TokenSparse(64, use_gumbel=True).train()
-    on = selector(patches[0], similarities(patches, guides))
-    off = copy.deepcopy(selector).eval()(patches[0], similarities(patches, guides))
+    on = select(selector, patches, guides)
+    off = select(copy.deepcopy(selector).eval(), patches, guides)
     assert torch.equal(on.decision, off.decision)
     assert set(on.decision.unique().tolist()) == {0.0, 1.0}
     assert on.decision.gather(1, on.kept).eq(1).all()

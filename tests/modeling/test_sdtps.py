@@ -12,6 +12,7 @@ from conftest import run_away_from_the_project
 from modeling import sdtps
 from modeling.sdtps import (
     MultiModalSDTPS,
+    SparseTokens,
     TokenAggregation,
     TokenSparse,
     guidance_score,
@@ -38,8 +39,9 @@ def planar_selector(sparse_ratio: float = 0.5, beta: float = 0.25) -> TokenSpars
     return selector
 
 
-def similarities(patches: Tensor, own: Tensor, others: list[Tensor]) -> list[Tensor]:
-    return [guidance_score(patches, guide) for guide in (own, *others)]
+def select(selector: TokenSparse, patches: Tensor, own: Tensor, others: list[Tensor]) -> SparseTokens:
+    said = [guidance_score(patches, guide) for guide in (own, *others)]
+    return selector(patches, selector.predict(patches), said)
 
 
 def random_inputs(
@@ -93,12 +95,12 @@ def test_guidance_by_hand() -> None:
 )
 def test_score_by_hand(beta: float, scores: list[float]) -> None:
     selector = planar_selector(beta=beta)
-    result = selector.score(selector.sources(PATCHES, similarities(PATCHES, OWN, OTHERS)))
+    result = select(selector, PATCHES, OWN, OTHERS).scores
     torch.testing.assert_close(result, torch.tensor([scores]))
 
 
 def test_kept_patches_and_extra_token_by_hand() -> None:
-    sparse = planar_selector()(PATCHES, similarities(PATCHES, OWN, OTHERS))
+    sparse = select(planar_selector(), PATCHES, OWN, OTHERS)
     assert sparse.kept.tolist() == [[1, 2]]
     assert sparse.decision.tolist() == [[0.0, 1.0, 1.0, 0.0]]
     # Discarded: (1, 0) with score .75 and (-1, 0) with score .5.
@@ -108,11 +110,11 @@ def test_kept_patches_and_extra_token_by_hand() -> None:
 
 def test_equal_scores_keep_the_earlier_patch() -> None:
     same = torch.ones(2, 128, 16)
-    sparse = TokenSparse(16)(same, similarities(same, torch.ones(2, 16), [torch.ones(2, 16)]))
+    sparse = select(TokenSparse(16), same, torch.ones(2, 16), [torch.ones(2, 16)])
     assert sparse.kept.tolist() == [list(range(64))] * 2
     # The first patch and its copy at the end have the third-highest score.
     twice = torch.cat([PATCHES, PATCHES[:, :1]], dim=1)
-    sparse = planar_selector(sparse_ratio=0.6)(twice, similarities(twice, OWN, OTHERS))
+    sparse = select(planar_selector(sparse_ratio=0.6), twice, OWN, OTHERS)
     assert sparse.kept.tolist() == [[0, 1, 2]]
 
 
@@ -134,8 +136,7 @@ def test_nothing_discarded_gives_a_zero_extra_token() -> None:
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.93])
 def test_invariants_of_the_selection(seed: int, ratio: float) -> None:
     tokens, guides = random_inputs(seed=seed)
-    said = similarities(tokens[0], guides[0], guides[1:])
-    sparse = TokenSparse(16, sparse_ratio=ratio)(tokens[0], said)
+    sparse = select(TokenSparse(16, sparse_ratio=ratio), tokens[0], guides[0], guides[1:])
     kept = num_kept(20, ratio)
     assert sparse.decision.sum(dim=-1).tolist() == [kept] * 3
     assert torch.equal(sparse.decision.nonzero()[:, 1].view(3, kept), sparse.kept)
@@ -149,7 +150,7 @@ def test_cosines_carry_no_gradient() -> None:
     patches = tokens[0].requires_grad_()
     guides = [guide.requires_grad_() for guide in guides]
     selector = TokenSparse(16)
-    selector.score(selector.sources(patches, similarities(patches, guides[0], guides[1:]))).sum().backward()
+    select(selector, patches, guides[0], guides[1:]).scores.sum().backward()
     assert [guide.grad for guide in guides] == [None] * 3
     assert not guidance_score(patches, guides[0]).requires_grad
 
@@ -178,7 +179,9 @@ def test_aggregated_tokens_are_those_of_a_softmax_over_the_kept_alone() -> None:
     model = MultiModalSDTPS(16, 20)
     for index, result in enumerate(model(tokens, guides)):
         selected = tokens[index].gather(1, result.kept.unsqueeze(-1).expand(-1, -1, 16))
-        weights = model.aggregators[index].logits(selected).softmax(dim=-1)
+        aggregate = model.aggregators[index]
+        assert isinstance(aggregate, TokenAggregation)
+        weights = aggregate.logits(selected).softmax(dim=-1)
         torch.testing.assert_close(result.weights, weights)
         torch.testing.assert_close(result.tokens[:, :-1], weights @ selected)
 
@@ -196,8 +199,9 @@ def test_each_modality_is_guided_by_its_own_and_the_other_globals() -> None:
     model = MultiModalSDTPS(16, 20)
     for index, result in enumerate(model(tokens, guides)):
         others = [guides[other] for other in range(3) if other != index]
-        said = similarities(tokens[index], guides[index], others)
-        sparse = model.selectors[index](tokens[index], said)
+        selector = model.selectors[index]
+        assert isinstance(selector, TokenSparse)
+        sparse = select(selector, tokens[index], guides[index], others)
         assert torch.equal(result.scores, sparse.scores)
         assert torch.equal(result.kept, sparse.kept)
         aggregated = model.aggregators[index](tokens[index], sparse.decision)
@@ -205,6 +209,7 @@ def test_each_modality_is_guided_by_its_own_and_the_other_globals() -> None:
         assert torch.equal(result.sources, sparse.sources)
         selected = tokens[index].gather(1, sparse.kept.unsqueeze(-1).expand(-1, -1, 16))
         torch.testing.assert_close(result.weights @ selected, aggregated)
+        said = [guidance_score(tokens[index], guide) for guide in (guides[index], *others)]
         assert torch.equal(result.sources[:, 1:], torch.stack(said, dim=1))
 
 
