@@ -20,7 +20,6 @@ from datasets.build import build_data
 from engine.build import make_device, make_evaluation
 from engine.checkpoint import save_arrays
 from engine.setup import run_command, seed_everything, setup_log
-from evaluation.build import make_evaluator
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import RankingMetrics, UserError
@@ -87,9 +86,9 @@ def score_queries(folder: Path, settings: Sequence[str] = ()) -> None:
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
     load_model(model, str(weights))
-    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-    result = make_evaluation(cfg, data.test_loader, evaluator, device)(model.to(device))
-    names = np.array(evaluator.collected().names)[data.query_rows]
+    evaluate = make_evaluation(cfg, data.test, device)
+    result = evaluate(model.to(device))
+    names = np.array(evaluate.evaluator.collected().names)[data.test.query_rows]
     save_arrays(folder / FILE, _arrays(folder, names, result.ranking))
     logger.info("wrote the scores of %d queries to %s", len(names), folder / FILE)
 
