@@ -16,6 +16,8 @@ from conftest import SMALL_MODEL
 from datasets.dataset import MultiModalDataset, Sample, SampleKey
 from engine.interrupt import RunStopped
 from engine.train import Trainer
+from tools.ablation.scores import EPOCHS, score_queries
+from tools.ablation.summary import read_result
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +109,17 @@ def test_test_net_repeats_the_numbers_also_without_the_key(
     chosen = {"last": "after epoch 3, not chosen by a score", "best": "best on validation)"}[weights]
     assert chosen in out
     assert ("classifier.weight (for 6 ids, the model has 8)" in out) == (val_ids == "0")
+
+
+def test_a_study_scores_the_queries_of_the_right_checkpoint(run: Path) -> None:
+    summary = metrics_of(run)["summary"]
+    assert summary["last epoch"]["pattern_3"] != summary["best on validation"]["pattern_3"]
+    for epoch, entry in EPOCHS.items():
+        score_queries(run, epoch=epoch)
+        result = read_result(run, None, epoch)
+        expected = summary[entry]["pattern_3"]["mAP"]
+        assert 100 * result.scores.average_precisions.mean() == pytest.approx(expected)
+        assert (result.measures["mAP"], result.epoch) == (expected, summary[entry]["epoch"])
 
 
 @pytest.mark.parametrize("at_step", [2, 5])
