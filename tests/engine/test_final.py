@@ -68,7 +68,8 @@ def test_what_is_best_on_validation_is_scored_on_test(
     assert (scores.best_epoch, scores.chosen_on, scores.chosen_by) == (2, "validation", 40.0)
     last, best = (torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("last", "best"))
     assert (best["epoch"], best["chosen_on"], best["chosen_mAP"]) == (2, "validation", 40.0)
-    # The test split was encoded twice, in the end: with the last weights, then with the best.
+    assert (scores.last.num_samples, scores.best["samples"]) == (4, 4)  # of the test split, both
+    # It was encoded twice, in the end: with the last weights, then with the best.
     assert len(weights) == 2
     assert torch.equal(weights[0], last["model"]["linear.weight"])
     assert torch.equal(weights[1], best["model"]["linear.weight"])
