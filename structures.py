@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from typing_extensions import NamedTuple
 
 T = TypeVar("T")
@@ -22,6 +23,11 @@ U = TypeVar("U")
 
 RETURN_PATTERNS = {1: "original", 2: "fused", 3: "original + fused"}
 """Which features make up the descriptor of a sample: DeMo's three return patterns."""
+
+LAST_EPOCH = "last epoch"
+"""What metrics.json calls the scores of the last epoch."""
+BEST_ON = {split: f"best on {split}" for split in ("validation", "test")}
+"""What it calls those of the best epoch, by the split that this was chosen on."""
 
 
 class UserError(ValueError):
@@ -166,6 +172,25 @@ MISSING_SETTINGS = {
     **{"".join(m.letter for m in lost): lost for size in (1, 2) for lost in combinations(Modality, size)},
 }
 """Which modalities are missing, by the name of the setting: complete, r, n, t, rn, rt, nt."""
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """Triples to be looked up in each other.
+
+    Attributes:
+        loader: batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several
+            processes, this one's block of them.
+        query_rows: for each query, its row in the order of `loader`.
+        gallery_rows: for each gallery entry, its row in the order of `loader`.
+        protocol: which gallery triples of the query's identity are dropped: those that share its `camera`,
+            its `scene`, or, with `none`, only the query itself.
+    """
+
+    loader: DataLoader[Any]
+    query_rows: np.ndarray
+    gallery_rows: np.ndarray
+    protocol: str
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
         load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
         model.to(device)
-        rows = data.query_rows, data.gallery_rows
-        evaluators = {setting: make_evaluator(cfg, *rows, data.protocol) for setting in settings}
+        evaluators = {setting: make_evaluator(cfg, data.test) for setting in settings}
         report = None
         if args.report is not None:
             report = make_report_writer(cfg, args.report, data, git_commit(), world.size)
         results = evaluate_settings(
             model,
-            loader=data.test_loader,
+            loader=data.test.loader,
             evaluators=evaluators,
             device=device,
             world=world,

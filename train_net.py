@@ -6,6 +6,7 @@ if __name__ == "__main__":
     train_arguments(None)  # --help and mistakes are answered before the slow imports
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from config import check_resumable, load_config, warn_about_unused
@@ -13,11 +14,10 @@ from datasets.build import build_data
 from engine.build import make_device, make_evaluation, make_train_settings
 from engine.checkpoint import find_checkpoint
 from engine.distributed import World
-from engine.evaluate import raw_pixels
+from engine.final import score_epochs
 from engine.results import write_metrics
 from engine.setup import begin_run, run_command, seed_everything, start_run
 from engine.train import Trainer
-from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_pretrained
@@ -44,11 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
         if cfg.MODEL.PRETRAIN_PATH_T and earlier is None:
             load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
+        untrained = deepcopy(model) if cfg.TEST.CONTROLS and earlier is None else None
         model.to(device).gather_batch = world.gather_batch
-        evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-        test = make_evaluation(cfg, data.test_loader, evaluator, device, world)
-        with_controls = cfg.TEST.CONTROLS and earlier is None
-        controls = {"untrained": test(model), "raw pixels": test(raw_pixels)} if with_controls else {}
+        test = make_evaluation(cfg, data.test, device, world)
+        seen = data.validation or data.test  # all that training may look at
+        evaluate = test if seen is data.test else make_evaluation(cfg, seen, device, world)
         optimizer = make_optimizer(cfg, model)
         trainer = Trainer(
             model=model,
@@ -58,21 +58,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             loader=data.train_loader,
             set_epoch=data.sampler.set_epoch,
             on_epoch=model.set_epoch,
-            evaluate=lambda check_stop: test(model, check_stop=check_stop),
+            evaluate=lambda check_stop: evaluate(model, check_stop=check_stop),
             device=device,
             folder=folder,
             settings=make_train_settings(cfg),
             world=world,
-            draw_pictures=make_selection_watch(cfg, model, data.test_loader, device),
+            draw_pictures=make_selection_watch(cfg, model, seen.loader, device),
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
             trainer.resume(earlier)
         begin_run(folder, cfg.dump(), keep=args.resume is not None)
-        result = trainer.run()
+        scores = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            epochs, parts, cost = trainer.progress.epochs, evaluator.breakdown(), measure_cost(model)
-            write_metrics(folder, epochs=epochs, result=result, breakdown=parts, controls=controls, cost=cost)
+            write_metrics(folder, epochs=trainer.progress.epochs, scores=scores, cost=measure_cost(model))
 
 
 if __name__ == "__main__":

@@ -41,15 +41,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(args.repeats):
         for way, settings in ways.items():
-            rows = data.query_rows, data.gallery_rows
-            evaluators = {setting: make_evaluator(cfg, *rows, data.protocol) for setting in settings}
+            evaluators = {setting: make_evaluator(cfg, data.test) for setting in settings}
             start = time.perf_counter()
-            evaluate_settings(model, loader=data.test_loader, evaluators=evaluators, device=device)
+            evaluate_settings(model, loader=data.test.loader, evaluators=evaluators, device=device)
             seconds[way].append(time.perf_counter() - start)
     one, every = (median(times) for times in seconds.values())
     logger.info(
         "%d test triples, %s: one evaluation %.2f s, --missing all %.2f s, ratio %.2f",
-        len(data.test_loader.dataset),  # type: ignore[arg-type]
+        len(data.test.loader.dataset),  # type: ignore[arg-type]
         describe_software(),
         one,
         every,

@@ -22,7 +22,7 @@ from benchmarks.rows_ranking import score_difference, scores_of
 from benchmarks.sizes import Sizes
 from config import load_config
 from engine.evaluate import evaluate
-from evaluation.build import make_evaluator
+from evaluation.evaluator import RetrievalEvaluator
 from modeling.backbone import CLIP_WIDTH
 from modeling.flops import count_multiply_adds
 from modeling.hdm import HDM
@@ -63,7 +63,7 @@ def evaluation(sizes: Sizes) -> Row:
     rows = np.arange(sizes.evaluated)
 
     def project() -> dict[int, tuple[float, float, np.ndarray]]:
-        evaluator = make_evaluator(cfg, rows, rows, "camera")
+        evaluator = RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
         result = evaluate(model, loader=batches, evaluator=evaluator, device=CPU)
         return {pattern: scores_of(metrics) for pattern, metrics in result.ranking.items()}
 

@@ -68,6 +68,7 @@ _C.INPUT.SHARED_AUGMENT = False  # the same flip and crop for the three modaliti
 _C.DATASETS = CfgNode()
 _C.DATASETS.NAMES = "RGBNT201"  # RGBNT201, RGBNT100, MSVR310, WMVeID863, Synthetic, SyntheticHard
 _C.DATASETS.ROOT_DIR = "./data"  # the folder that holds the data set's folder
+_C.DATASETS.VAL_IDS = 0  # training identities held out to choose the best epoch; 0: it is chosen on test
 
 _C.DATALOADER = CfgNode()
 _C.DATALOADER.NUM_WORKERS = 8  # processes that load images; 0 loads in the main process

@@ -159,6 +159,7 @@ RANGES: dict[str, Check] = {
     "INPUT.PADDING": NOT_NEGATIVE,
     "INPUT.PIXEL_MEAN": PER_CHANNEL,
     "INPUT.PIXEL_STD": (lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0"),
+    "DATASETS.VAL_IDS": (lambda v: v == 0 or v >= 2, "0, or 2 or more, since one alone is always found"),
     "DATALOADER.NUM_WORKERS": NOT_NEGATIVE,
     "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more, since the triplet loss needs pairs"),
     "SOLVER.MAX_EPOCHS": POSITIVE,

@@ -25,10 +25,13 @@ from datasets.rgbnt201 import read_rgbnt201, scan_rgbnt201
 from datasets.sampler import IdentitySampler
 from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec, ensure_synthetic
 from datasets.transforms import TestTransform, TrainTransform
+from datasets.validation import HeldOutSplits, hold_out
 from datasets.wmveid863 import read_wmveid863, scan_wmveid863
-from structures import ImageRecord
+from structures import ImageRecord, RetrievalSet
 
 logger = logging.getLogger(__name__)
+
+Records = tuple[ImageRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -38,31 +41,26 @@ class DataBundle:
     Attributes:
         train_loader: batches (`ModalBatch`) of P × K training triples.
         sampler: the sampler of `train_loader`; call its `set_epoch` before each epoch.
-        test_loader: batches (`ModalBatch`) of the distinct test triples, each once, in a fixed order; with
-            several processes, this one's block of them.
-        query_rows: for each query, its row in the order of `test_loader`.
-        gallery_rows: for each gallery entry, its row in the order of `test_loader`.
-        num_classes: training identities.
+        test: the test split.
+        validation: the training identities that DATASETS.VAL_IDS holds out, all of their triples as query and
+            gallery; None where it holds out none.
+        num_classes: training identities, without those held out.
         num_cameras: cameras in training. Camera ids are numbered so that those of training come first;
             a test camera with a larger number was never seen in training.
         camera_names: by camera id, what the data set calls each camera of training and test.
         scene_names: by scene id, the number of each scene in the data set.
         num_views: scenes in training, numbered likewise; 0 if there is only one.
-        protocol: which gallery triples of the query's identity are dropped: those that share its `camera`,
-            its `scene`, or, with `none`, only the query itself.
     """
 
     train_loader: DataLoader[Sample]
     sampler: IdentitySampler
-    test_loader: DataLoader[Sample]
-    query_rows: np.ndarray
-    gallery_rows: np.ndarray
+    test: RetrievalSet
+    validation: RetrievalSet | None
     num_classes: int
     num_cameras: int
     camera_names: tuple[str, ...]
     scene_names: tuple[str, ...]
     num_views: int
-    protocol: str
 
 
 def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBundle:
@@ -70,12 +68,21 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
 
     Args:
         cfg: a configuration.
-        rank: number of this process; it gets its part of every training batch, and of the test triples.
+        rank: number of this process; it gets its part of every training batch, and of the test and
+            validation triples.
         num_processes: number of processes.
     """
     source, folder = _find_data(cfg)
-    splits = source.read(folder)
-    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, splits.describe())
+    read = source.read(folder)
+    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, read.describe())
+    splits = HeldOutSplits(*read)
+    if cfg.DATASETS.VAL_IDS:
+        ids_per_batch = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
+        count = cfg.DATASETS.VAL_IDS
+        splits = hold_out(read, count, protocol=source.protocol, ids_per_batch=ids_per_batch)
+        held_out = splits.validation
+        message = "held out for validation: %d identities, %d triples, from %s to %s"
+        logger.info(message, count, len(held_out), held_out[0].name, held_out[-1].name)
 
     unseen = cfg.TEST.UNSEEN_CAMERA
     splits, cameras = _number("camera", splits, unseen=unseen if cfg.MODEL.SIE_CAMERA else "ignore")
@@ -90,7 +97,6 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         shared=cfg.INPUT.SHARED_AUGMENT,
         **normalisation,
     )
-    test_transform = TestTransform(size=tuple(cfg.INPUT.SIZE_TEST), **normalisation)
 
     train_ids = [record.person_id for record in splits.train]
     num_scenes = len({record.scene_id for record in splits.train})
@@ -102,9 +108,31 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         rank=rank,
         num_processes=num_processes,
     )
-    distinct = {record.paths: record for record in (*splits.query, *splits.gallery)}
-    row_of = {paths: row for row, paths in enumerate(distinct)}
-    train_cache, test_cache = _make_caches(cfg, len(splits.train), len(distinct), num_processes=num_processes)
+    looked_up = {"test": (splits.query, splits.gallery)}
+    if splits.validation:
+        looked_up["validation"] = (splits.validation, splits.validation)
+    counts = [len(splits.train), *(len(_distinct(*pair)) for pair in looked_up.values())]
+    train_cache, *caches = _make_caches(cfg, *counts, num_processes=num_processes)
+    transform = TestTransform(size=tuple(cfg.INPUT.SIZE_TEST), **normalisation)
+    options = {"batch_size": cfg.TEST.IMS_PER_BATCH, "num_workers": cfg.DATALOADER.NUM_WORKERS}
+
+    def make_retrieval_set(query: Records, gallery: Records, cache: RamCache | None) -> RetrievalSet:
+        records = _distinct(query, gallery)
+        row_of = {record.paths: row for row, record in enumerate(records)}
+        dataset = MultiModalDataset(records, transform, mask_transform=transform.mask, cache=cache)
+        # A block of consecutive rows for each process: joined by rank, they are in order again.
+        own_rows = np.array_split(np.arange(len(records)), num_processes)[rank].tolist()
+        return RetrievalSet(
+            _make_loader(dataset, sampler=own_rows, **options),
+            query_rows=np.array([row_of[record.paths] for record in query]),
+            gallery_rows=np.array([row_of[record.paths] for record in gallery]),
+            protocol=source.protocol,
+        )
+
+    retrieval_sets = {
+        split: make_retrieval_set(*pair, cache)
+        for (split, pair), cache in zip(looked_up.items(), caches, strict=True)
+    }
     return DataBundle(
         train_loader=_make_loader(
             MultiModalDataset(
@@ -120,27 +148,19 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
             drop_last=True,
         ),
         sampler=sampler,
-        test_loader=_make_loader(
-            MultiModalDataset(
-                tuple(distinct.values()),
-                test_transform,
-                mask_transform=test_transform.mask,
-                cache=test_cache,
-            ),
-            batch_size=cfg.TEST.IMS_PER_BATCH,
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-            # A block of consecutive rows for each process: joined by rank, they are in order again.
-            sampler=np.array_split(np.arange(len(distinct)), num_processes)[rank].tolist(),
-        ),
-        query_rows=np.array([row_of[record.paths] for record in splits.query]),
-        gallery_rows=np.array([row_of[record.paths] for record in splits.gallery]),
+        test=retrieval_sets["test"],
+        validation=retrieval_sets.get("validation"),
         num_classes=len(set(train_ids)),
         num_cameras=len({record.camera_id for record in splits.train}),
         camera_names=tuple(source.name_camera(camera) for camera in cameras),
         scene_names=tuple(map(str, scenes)),
         num_views=num_scenes if num_scenes > 1 else 0,
-        protocol=source.protocol,
     )
+
+
+def _distinct(*splits: Records) -> Records:
+    """The records of all, each once, in order."""
+    return tuple({record.paths: record for split in splits for record in split}.values())
 
 
 def scan_data(cfg: CfgNode) -> Scan:
@@ -166,12 +186,12 @@ def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
     return source, folder
 
 
-def _number(kind: str, splits: Splits, *, unseen: str) -> tuple[Splits, list[int]]:
+def _number(kind: str, splits: HeldOutSplits, *, unseen: str) -> tuple[HeldOutSplits, list[int]]:
     """Number the cameras or scenes from 0, those of training first; say what happens to the others.
 
     Args:
         kind: `camera` or `scene`.
-        splits: as read.
+        splits: with the numbers of the reader.
         unseen: `mean`, `zero` (logged), `error`, or `ignore` where the kind does not matter to the model.
 
     Returns:
@@ -179,13 +199,16 @@ def _number(kind: str, splits: Splits, *, unseen: str) -> tuple[Splits, list[int
     """
     key = f"{kind}_id"
     trained = sorted({getattr(record, key) for record in splits.train})
-    others = sorted({getattr(record, key) for record in (*splits.query, *splits.gallery)} - set(trained))
+    evaluated = (*splits.query, *splits.gallery, *splits.validation)
+    others = sorted({getattr(record, key) for record in evaluated} - set(trained))
+    where = "test or validation" if splits.validation else "test"
     if others and unseen == "error":
         raise DatasetError(
-            f"test {kind}s {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
+            f"{where} {kind}s {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
         )
     if others and unseen != "ignore":
-        logger.warning("test %ss %s have no training images; their embedding is %s", kind, others, unseen)
+        message = "%s %ss %s have no training images; their embedding is %s"
+        logger.warning(message, where, kind, others, unseen)
     old_numbers = [*trained, *others]
     number = {old: new for new, old in enumerate(old_numbers)}
 
@@ -193,7 +216,7 @@ def _number(kind: str, splits: Splits, *, unseen: str) -> tuple[Splits, list[int
         changed: dict[str, Any] = {key: number[getattr(record, key)]}
         return replace(record, **changed)
 
-    return Splits(*(tuple(map(renumber, split)) for split in splits)), old_numbers
+    return HeldOutSplits(*(tuple(map(renumber, split)) for split in splits)), old_numbers
 
 
 def _make_caches(cfg: CfgNode, *counts: int, num_processes: int) -> list[RamCache] | list[None]:
@@ -251,7 +274,7 @@ class DataSource:
         folder: its folder below DATASETS.ROOT_DIR.
         read: from its folder to records, or one error for all that is wrong.
         scan: from its folder to records and problems.
-        protocol: see `DataBundle`.
+        protocol: see `RetrievalSet`.
         name_camera: from the camera of a record to what the data set calls it.
         draw: for a set that is drawn: from DATASETS.ROOT_DIR to its folder, which it makes if need be.
     """

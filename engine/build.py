@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
-
 import torch
 from yacs.config import CfgNode
 
 from engine.distributed import World
-from engine.evaluate import evaluate
-from engine.results import EvaluationResult
+from engine.evaluate import Evaluation
 from engine.run_state import TrainSettings
 from engine.setup import choose_device
-from evaluation.evaluator import RetrievalEvaluator
-from structures import MISSING_SETTINGS, ModalBatch, Modality, UserError
+from evaluation.build import make_evaluator
+from structures import MISSING_SETTINGS, Modality, RetrievalSet, UserError
 
 
 def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
@@ -50,15 +46,12 @@ def _missing_setting(cfg: CfgNode) -> str:
 
 
 def make_evaluation(
-    cfg: CfgNode,
-    loader: Iterable[ModalBatch],
-    evaluator: RetrievalEvaluator,
-    device: torch.device,
-    world: World | None = None,
-) -> Callable[..., EvaluationResult]:
-    """`evaluate`, short of the model, without the modalities that TEST.MISS takes away."""
-    missing = missing_modalities(cfg)
-    return partial(evaluate, loader=loader, evaluator=evaluator, device=device, missing=missing, world=world)
+    cfg: CfgNode, triples: RetrievalSet, device: torch.device, world: World | None = None
+) -> Evaluation:
+    """The evaluation of models on a set, without the modalities that TEST.MISS takes away."""
+    return Evaluation(
+        triples.loader, make_evaluator(cfg, triples), device, missing_modalities(cfg), world or World()
+    )
 
 
 def make_train_settings(cfg: CfgNode) -> TrainSettings:
@@ -69,6 +62,7 @@ def make_train_settings(cfg: CfgNode) -> TrainSettings:
         mixed_precision=cfg.SOLVER.AMP,
         log_period=cfg.SOLVER.LOG_PERIOD,
         eval_period=cfg.SOLVER.EVAL_PERIOD,
+        eval_split="validation" if cfg.DATASETS.VAL_IDS else "test",
         checkpoint_period=cfg.SOLVER.CHECKPOINT_PERIOD,
         config=cfg.dump(),
     )

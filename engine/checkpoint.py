@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from structures import UserError
+from structures import BEST_ON, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -61,15 +61,33 @@ def save_checkpoint(path: Path, **content: Any) -> None:
     write_atomically(path, lambda file: torch.save({"format": FORMAT, **content}, file))
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of this project, all on the CPU."""
+def open_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint of this project, all on the CPU; empty if the file is of somebody else."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"checkpoint {path} does not exist") from None
     except (RuntimeError, EOFError, ValueError, OSError, pickle.UnpicklingError):
         raise UserError(f"checkpoint {path} cannot be read; it is damaged or not a checkpoint") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or "progress" not in content:
+    return content if isinstance(content, dict) and content.get("format") == FORMAT else {}
+
+
+def describe_choice(path: Path) -> str:
+    """Which epoch the weights of a checkpoint are of, and how it was chosen; empty if the file cannot say."""
+    try:
+        content = open_checkpoint(path)
+    except UserError:
+        return ""
+    if "progress" in content:
+        return f"after epoch {content['progress']['epoch']}, not chosen by a score"
+    how = f", {BEST_ON[content['chosen_on']]}" if "chosen_on" in content else ""
+    return f"epoch {content['epoch']}{how}" if "epoch" in content else ""
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint that training can resume from."""
+    content = open_checkpoint(path)
+    if "progress" not in content:
         raise UserError(f"{path} is not a checkpoint that training can resume from; use last.pth of a run")
     return content
 

@@ -7,7 +7,7 @@ of triplets, gets the features of all processes, so that the result does not dep
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -78,6 +78,12 @@ class World:
         parts: list[Any] = [None] * self.size
         dist.all_gather_object(parts, part)
         return parts
+
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the values that the tensors have in the first one, in place."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def any(self, flag: bool, device: torch.device) -> Tensor:
         """1 if the flag is set in any process, else 0: a scalar on the device, the same for all processes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -63,6 +64,31 @@ def evaluate(
             check_stop=check_stop,
         ).values()
     return result
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`evaluate`, short of the model; the attributes are its arguments.
+
+    Attributes:
+        loader: of the triples.
+        evaluator: after a call, it knows more than the call returns.
+        device: where the batches go.
+        missing: modalities whose images are replaced by zeros.
+        world: the processes of the run.
+    """
+
+    loader: Iterable[ModalBatch]
+    evaluator: RetrievalEvaluator
+    device: torch.device
+    missing: Sequence[Modality]
+    world: World
+
+    def __call__(
+        self, model: Callable[[ModalBatch], ModelOutput], check_stop: Callable[[], None] = lambda: None
+    ) -> EvaluationResult:
+        """Score a model."""
+        return evaluate(model, **vars(self), check_stop=check_stop)
 
 
 def evaluate_settings(

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.checkpoint import save_json
+from engine.checkpoint import describe_choice, save_json
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
-from structures import MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
+from structures import BEST_ON, LAST_EPOCH, MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,47 @@ class EvaluationResult:
         return content
 
 
+@dataclass(frozen=True)
+class FinalScores:
+    """What a finished run reaches on the test split.
+
+    Attributes:
+        last: the last epoch.
+        breakdown: of the last epoch.
+        controls: models that have learnt nothing, by name.
+        best: the epoch in best.pth, as `EvaluationResult.as_dict` gives it.
+        best_epoch: its number.
+        chosen_on: the split on which its mAP is the highest: `validation` or `test`.
+        chosen_by: this mAP, in percent.
+    """
+
+    last: EvaluationResult
+    breakdown: Breakdown
+    controls: Mapping[str, EvaluationResult]
+    best: Mapping[str, Any]
+    best_epoch: int
+    chosen_on: str
+    chosen_by: float
+
+    @property
+    def best_name(self) -> str:
+        """`best on validation` or `best on test`."""
+        return BEST_ON[self.chosen_on]
+
+    def explain_choice(self) -> str:
+        """One line for the log."""
+        how = f"chosen by {self.chosen_by:.1f} mAP on the identities that DATASETS.VAL_IDS holds out"
+        if self.chosen_on == "test":
+            how = "chosen by this very score (DeMo's habit); DATASETS.VAL_IDS chooses without the test split"
+        return f"{self.best_name}: epoch {self.best_epoch}, {how}"
+
+
+def main_scores(found: Mapping[str, Any]) -> dict[str, float]:
+    """The scores of the last return pattern in what `EvaluationResult.as_dict` gives."""
+    scores: dict[str, float] = found[max(name for name in found if name.startswith("pattern_"))]
+    return scores
+
+
 def _precision(selection: SelectionMetrics) -> dict[str, float]:
     """In percent."""
     return {
@@ -75,14 +116,13 @@ def _precision(selection: SelectionMetrics) -> dict[str, float]:
     }
 
 
-def result_table(result: EvaluationResult, controls: Mapping[str, EvaluationResult] | None = None) -> str:
-    """The result as text: one row per return pattern, then controls, then the kept patches."""
+def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, float]] | None = None) -> str:
+    """The result as text: one row per return pattern, then others by name, then the kept patches."""
     lines = [f"{'feature':<22} {'mAP':>6} {'mINP':>6} {'R-1':>6} {'R-5':>6} {'R-10':>6}"]
-    rows = {f"{p} {RETURN_PATTERNS[p]}": metrics for p, metrics in result.ranking.items()}
-    rows |= {f"control: {name}": control.main for name, control in (controls or {}).items()}
-    for name, metrics in rows.items():
-        scores = (metrics.mean_ap, metrics.mean_inp, *(metrics.rank(k) for k in (1, 5, 10)))
-        lines.append(f"{name:<22} " + " ".join(f"{100 * score:>6.1f}" for score in scores))
+    own = {f"{p} {RETURN_PATTERNS[p]}": metrics.as_dict() for p, metrics in result.ranking.items()}
+    for name, scores in {**own, **(others or {})}.items():
+        columns = ("mAP", "mINP", "rank_1", "rank_5", "rank_10")
+        lines.append(f"{name:<22} " + " ".join(f"{scores[column]:>6.1f}" for column in columns))
     how = ", re-ranked" if result.re_ranked else ""
     lines.append(f"{result.main.num_queries} queries, {result.num_samples} distinct test triples{how}")
     if result.main.num_skipped:
@@ -127,7 +167,8 @@ def log_results(weights: str, results: Mapping[str, EvaluationResult], cost: Cos
     """Log the result of the first setting, a table of all where there are several, and the cost."""
     setting, result = next(iter(results.items()))
     lost = f" without {setting_name(setting)}" if MISSING_SETTINGS[setting] else ""
-    logger.info("result of %s%s\n%s", weights, lost, result_table(result))
+    choice = describe_choice(Path(weights))
+    logger.info("result of %s%s%s\n%s", weights, f" ({choice})" if choice else "", lost, result_table(result))
     if len(results) > 1:
         logger.info("missing modalities\n%s", missing_table(results))
     logger.info("cost\n%s", cost.table())
@@ -144,30 +185,37 @@ def save_results(
 
 
 def read_history(weights: str) -> dict[str, Any]:
-    """The metrics.json of the training run that a checkpoint lies in; empty if there is none."""
+    """How a checkpoint was chosen, and the metrics.json of the run that it lies in, if there is one."""
+    choice = {"choice": describe_choice(Path(weights))}
     path = Path(weights).parent / "metrics.json"
     try:
         content = json.loads(path.read_text())
-        return {"epochs": content["epochs"], "summary": content["summary"]}
+        return {**choice, "epochs": content["epochs"], "summary": content["summary"]}
     except FileNotFoundError:
-        return {}
+        return choice
     except (OSError, ValueError, KeyError, TypeError):
         logger.warning("%s is not the metrics.json of a finished run; training is not shown", path)
-        return {}
+        return choice
 
 
 def write_metrics(
     folder: Path,
     *,
     epochs: Sequence[Mapping[str, Any]],
-    result: EvaluationResult,
-    breakdown: Breakdown,
-    controls: Mapping[str, EvaluationResult],
+    scores: FinalScores,
     cost: Cost,
 ) -> None:
-    """Log the result of the last epoch and the cost, and write both to metrics.json behind the epochs."""
-    summary = {name: found.as_dict() for name, found in {"last epoch": result, **controls}.items()}
-    content = {"epochs": epochs, "summary": summary, "breakdown": breakdown.as_dict()}
+    """Log the last and the best epoch and the cost, and write all to metrics.json behind the epochs."""
+    choice = {"epoch": scores.best_epoch, f"{scores.chosen_on}_mAP": scores.chosen_by}
+    summary = {
+        LAST_EPOCH: {**scores.last.as_dict(), "epoch": epochs[-1]["epoch"]},
+        scores.best_name: {**scores.best, **choice},
+        **{name: control.as_dict() for name, control in scores.controls.items()},
+    }
+    content = {"epochs": epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
     save_json(folder / "metrics.json", {**content, "cost": cost.as_dict()})
-    logger.info("last epoch, all files in %s\n%s", folder, result_table(result, controls))
+    rows = {scores.best_name: main_scores(scores.best)}
+    rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
+    table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"
+    logger.info("%s, all files in %s\n%s", LAST_EPOCH, folder, table)
     logger.info("cost\n%s", cost.table())

@@ -39,6 +39,7 @@ class TrainSettings:
         mixed_precision: float16 on CUDA; the CPU always computes in float32.
         log_period: steps between two log lines.
         eval_period: epochs between two evaluations; the last epoch is always evaluated.
+        eval_split: what epochs are evaluated on, and the best is chosen by: `validation` or `test`.
         checkpoint_period: also keep the weights of every n-th epoch; 0 for none.
         config: the configuration as YAML, to be kept in the checkpoints.
     """
@@ -48,6 +49,7 @@ class TrainSettings:
     mixed_precision: bool = True
     log_period: int = 10
     eval_period: int = 1
+    eval_split: str = "test"
     checkpoint_period: int = 0
     config: str = ""
 

@@ -42,7 +42,8 @@ class Trainer:
         schedule: of the learning rates.
         loader: training batches; with several processes, this one's part of each.
         set_epoch: see `SetEpoch`.
-        evaluate: scores the model as it is; calls its argument now and then, so that a signal can stop it.
+        evaluate: scores the model as it is, on the split that `settings` names; calls its argument now and
+            then, so that a signal can stop it.
         device: where the model is.
         folder: the run folder.
         settings: see `TrainSettings`.
@@ -116,6 +117,12 @@ class Trainer:
         if content["scaler"] and self.mixed_precision:
             self.scaler.load_state_dict(content["scaler"])
         self.progress = Progress(**content["progress"])
+        best = self.folder / "best.pth"
+        if self.settings.eval_split == "validation" and self.progress.best_map >= 0 and not best.exists():
+            raise UserError(
+                f"{best} is missing: it holds the best epoch so far, which is scored on the test split at "
+                "the end; copy it there from the folder that the run was started in"
+            )
         states = content["random"]
         if len(states) == self.world.size:
             restore_random_states(states[self.world.rank], self.device)
@@ -170,7 +177,7 @@ class Trainer:
         if not is_new:  # a finished run was resumed: it is evaluated again, and nothing else
             return result
         if result is not None:
-            record["test"] = result.as_dict()
+            record[self.settings.eval_split] = result.as_dict()
         progress.epochs.append(record)
         progress.epoch, progress.steps_in_epoch, progress.sums = epoch, 0, {}
         is_best = result is not None and result.main.mean_ap > progress.best_map
@@ -180,7 +187,8 @@ class Trainer:
             weights = {"model": self.model.state_dict(), "epoch": epoch, "config": self.settings.config}
             # The last checkpoint comes last: a run that is killed before it repeats the epoch and the others.
             if is_best:
-                save_checkpoint(self.folder / "best.pth", **weights)
+                choice = {"chosen_on": self.settings.eval_split, "chosen_mAP": 100 * progress.best_map}
+                save_checkpoint(self.folder / "best.pth", **weights, **choice)
             if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
                 save_checkpoint(self.folder / f"epoch_{epoch}.pth", **weights)
             save_json(self.folder / "metrics.json", {"epochs": progress.epochs})
@@ -274,15 +282,17 @@ class Trainer:
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
             result = self.evaluate(self._check_stop)
+        split = self.settings.eval_split
         for pattern, metrics in result.ranking.items():
-            self.meter.scalar(f"test/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
-            self.meter.scalar(f"test/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+            self.meter.scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
+            self.meter.scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
         if self.meter.board is not None:
             for name, picture in self.draw_pictures().items():
                 self.meter.board.add_image(name, picture, epoch)
         logger.info(
-            "epoch %d: mAP %.1f, Rank-1 %.1f (return pattern %d)",
+            "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,
+            split,
             100 * result.main.mean_ap,
             100 * result.main.rank(1),
             max(result.ranking),

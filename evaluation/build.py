@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
 from yacs.config import CfgNode
 
 from evaluation.evaluator import RetrievalEvaluator
+from structures import RetrievalSet
 
 
-def make_evaluator(
-    cfg: CfgNode, query_rows: np.ndarray, gallery_rows: np.ndarray, protocol: str
-) -> RetrievalEvaluator:
-    """An evaluator by the rules of `cfg.TEST`, for the given rows of the distinct test samples."""
+def make_evaluator(cfg: CfgNode, triples: RetrievalSet) -> RetrievalEvaluator:
+    """An evaluator by the rules of `cfg.TEST` and the protocol of the set."""
     return RetrievalEvaluator(
-        query_rows,
-        gallery_rows,
-        protocol=protocol,
+        triples.query_rows,
+        triples.gallery_rows,
+        protocol=triples.protocol,
         normalise=cfg.TEST.FEAT_NORM == "yes",
         after_neck=cfg.TEST.NECK_FEAT == "after",
         re_rank=cfg.TEST.RE_RANKING == "yes",

@@ -19,13 +19,13 @@ NUM_WATCHED = 8
 
 
 def make_selection_watch(
-    cfg: CfgNode, model: nn.Module, test_loader: DataLoader[Any], device: torch.device
+    cfg: CfgNode, model: nn.Module, loader: DataLoader[Any], device: torch.device
 ) -> Callable[[], dict[str, Tensor]]:
-    """Draws, by name, which patches of a few test triples the model keeps; nothing if it keeps all."""
+    """Draws, by name, which patches of a few triples the model keeps; nothing if it keeps all."""
     if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_LAYERS):
         return dict
-    rows = spread_evenly(len(test_loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
-    batch = read_triples(test_loader, rows).to(device)
+    rows = spread_evenly(len(loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
+    batch = read_triples(loader, rows).to(device)
     return SelectionWatch(model, batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
 
 

@@ -126,7 +126,8 @@ class ReportWriter:
             evaluators: by missing-modality setting, after the evaluation. The first is shown first.
             results: by the same settings.
             cost: plain numbers, as in metrics.json.
-            history: `epochs` and `summary` of the metrics.json of training; empty if there is none.
+            history: `epochs` and `summary` of the metrics.json of training, and `choice`: which epoch the
+                weights are of, in words; each only where it is known.
 
         Returns:
             The page to open.
@@ -141,6 +142,7 @@ class ReportWriter:
             "title": self.about.title,
             "dataset": self.about.dataset,
             "weights": self.about.weights,
+            "choice": history.get("choice", ""),
             "config": self.about.config,
             "re_ranking": self.about.re_ranking,
             "protocol": main.protocol,

@@ -12,7 +12,7 @@ from evaluation.evaluator import RetrievalEvaluator
 from evaluation.rank_lists import RankLists
 from evaluation.selection import SelectionMetrics
 from reporting.feature_map import embed_in_plane
-from structures import MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
+from structures import BEST_ON, LAST_EPOCH, MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
 
 
 def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 def control_data(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The controls that training has scored."""
-    return [{"name": name, **_last_pattern(found)} for name, found in summary.items() if name != "last epoch"]
+    trained = (LAST_EPOCH, *BEST_ON.values())
+    return [{"name": name, **_last_pattern(found)} for name, found in summary.items() if name not in trained]
 
 
 def _last_pattern(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,12 +37,19 @@ def _last_pattern(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Columns over the epochs; the scores are those of the last return pattern, None between evaluations."""
+    """Columns over the epochs, and the split that `mAP` and `rank_1` are of.
+
+    The scores are those of the last return pattern; None between evaluations.
+    """
     if not epochs:
         return None
-    tests = [_last_pattern(epoch["test"]) if "test" in epoch else {} for epoch in epochs]
-    columns = {name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")}
-    return columns | {name: [test.get(name) for test in tests] for name in ("mAP", "rank_1")}
+    split = next((split for split in BEST_ON if split in epochs[-1]), "test")
+    scores = [_last_pattern(epoch[split]) if split in epoch else {} for epoch in epochs]
+    return {
+        "split": split,
+        **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")},
+        **{name: [found.get(name) for found in scores] for name in ("mAP", "rank_1")},
+    }
 
 
 def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str, Any]:

@@ -87,11 +87,14 @@ def test_bundle(name: str, root: Path) -> None:
     data = build_data(small_config(name, root))
     assert (data.num_classes, data.num_cameras) == (6, 2)
     assert data.num_views == (2 if name in ("MSVR310", "WMVeID863") else 0)
-    assert data.protocol == ("scene" if name == "MSVR310" else "camera")
-    train, test = records_of(data.train_loader), records_of(data.test_loader)
+    assert data.test.protocol == ("scene" if name == "MSVR310" else "camera")
+    train, test = records_of(data.train_loader), records_of(data.test.loader)
     assert len(train) == 24
     assert sorted({record.person_id for record in train}) == list(range(6))
-    query, gallery = [test[row] for row in data.query_rows], [test[row] for row in data.gallery_rows]
+    query, gallery = (
+        [test[row] for row in data.test.query_rows],
+        [test[row] for row in data.test.gallery_rows],
+    )
     if name == "RGBNT201":
         assert query == gallery
     else:
@@ -104,10 +107,10 @@ def test_bundle(name: str, root: Path) -> None:
 @each_set
 def test_the_protocol_drops_and_leaves_something_for_every_query(name: str, root: Path) -> None:
     data = build_data(small_config(name, root))
-    test = records_of(data.test_loader)
+    test = records_of(data.test.loader)
     for kind in ("camera_id", "scene_id"):
-        for query in (test[row] for row in data.query_rows):
-            same = [test[row] for row in data.gallery_rows if test[row].person_id == query.person_id]
+        for query in (test[row] for row in data.test.query_rows):
+            same = [test[row] for row in data.test.gallery_rows if test[row].person_id == query.person_id]
             dropped = [record for record in same if getattr(record, kind) == getattr(query, kind)]
             assert len(same) == 4
             assert len(dropped) == (4 if kind == "scene_id" and name.startswith("RGBNT") else 2)
@@ -168,8 +171,8 @@ def test_the_reader_of_the_data_page(tmp_path: Path) -> None:
     cfg = small_config("MSVR310", tmp_path, *settings)
     assert scan_data(cfg).problems == ()
     data = build_data(cfg)
-    assert (data.num_classes, data.num_cameras, data.num_views, data.protocol) == (6, 1, 0, "none")
-    for loader in (data.train_loader, data.test_loader):
+    assert (data.num_classes, data.num_cameras, data.num_views, data.test.protocol) == (6, 1, 0, "none")
+    for loader in (data.train_loader, data.test.loader):
         batch = next(iter(loader))
         assert [bool(batch.images.of(m).any()) for m in Modality] == [True, False, True]
 

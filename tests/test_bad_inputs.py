@@ -197,7 +197,7 @@ def _not_an_image(scene: Scene) -> None:
     for path in scene.data.glob("test/TI/*"):
         path.write_text("no image")
     data = build_data(load_config(SMALL_MODEL, scene.arguments()[2:]))
-    next(iter(data.test_loader))
+    next(iter(data.test.loader))
 
 
 def _foreign_file(scene: Scene) -> None:
@@ -282,6 +282,8 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a folder that is no identity": _no_identity,
     "a strip that is none": _no_strip,
     "too few identities for a batch": _config("SOLVER.IMS_PER_BATCH", "64"),
+    "one identity to validate on": _config("DATASETS.VAL_IDS", "1"),
+    "more identities held out than can be spared": _config("DATASETS.VAL_IDS", "3"),
     "a truncated training image": _truncate_image,
     "a test file that is not an image": _not_an_image,
     "somebody else's folder in the place of the drawn set": _foreign_folder,

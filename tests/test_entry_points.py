@@ -34,7 +34,7 @@ def test_training_writes_a_whole_run(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert {"config.yml", "log.txt", "metrics.json", "last.pth", "best.pth", "tensorboard"} <= names
     metrics = json.loads((run / "metrics.json").read_text())
-    assert set(metrics["summary"]) == {"last epoch", "untrained", "raw pixels"}
+    assert set(metrics["summary"]) == {"last epoch", "best on test", "untrained", "raw pixels"}
     assert set(metrics["summary"]["last epoch"]) >= {
         "pattern_1",
         "pattern_2",
@@ -90,7 +90,7 @@ def test_all_settings_of_missing_modalities_at_once(run: Path, tmp_path: Path) -
     assert (tmp_path / "report" / "index.html").is_file()
     assert (tmp_path / "report" / "data" / "ranking_nt_3.js").is_file()
     summary = (tmp_path / "report" / "data" / "summary.js").read_text()
-    assert '"training":{"epoch":[1,2]' in summary  # from the run that the weights lie in
+    assert '"training":{"split":"test","epoch":[1,2]' in summary  # from the run that the weights lie in
     assert '"name":"untrained"' in summary
 
     test_entry.main([*arguments, *weights, "TEST.MISS", "nt"])

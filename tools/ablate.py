@@ -99,13 +99,18 @@ def write_study(path: Path, spec: StudySpec, runs: Sequence[Run], pattern: int |
     results: dict[str, dict[int, RunResult]] = {variant.name: {} for variant in spec.variants}
     for run in runs:
         if run.state is RunState.DONE:
-            results[run.variant][run.seed] = read_result(run.folder, pattern)
+            results[run.variant][run.seed] = read_result(run.folder, pattern, spec.epoch)
     if not any(results.values()):
         logger.warning("no run of the study is finished: there is nothing to sum up")
         return
     num_seeds = len(spec.seeds)
     summary = summarise(
-        f"Study {path.stem}", results, reference=spec.reference, num_wanted=num_seeds, pattern=pattern
+        f"Study {path.stem}",
+        results,
+        reference=spec.reference,
+        num_wanted=num_seeds,
+        pattern=pattern,
+        epoch=spec.epoch,
     )
     _show(summary, spec.output)
 

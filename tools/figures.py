@@ -27,7 +27,6 @@ from datasets.build import DataBundle, build_data
 from datasets.dataset import MultiModalDataset
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.setup import run_command, setup_log
-from evaluation.build import make_evaluator
 from modeling.make_model import make_model
 from modeling.rollout import attention_rollout
 from modeling.weights import load_model
@@ -121,10 +120,10 @@ class TestTriples:
     """
 
     def __init__(self, cfg: CfgNode, data: DataBundle, device: torch.device) -> None:
-        dataset = data.test_loader.dataset
+        dataset = data.test.loader.dataset
         assert isinstance(dataset, MultiModalDataset)
         self.records = dataset.records
-        self._loader = data.test_loader
+        self._loader = data.test.loader
         self._device = device
         self._missing = missing_modalities(cfg)
         self._normalisation = cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
@@ -190,23 +189,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
     model.to(device).eval()
     triples = TestTriples(cfg, data, device)
-    chosen = find_queries(args.queries, triples.records, data.query_rows)
-    chosen = chosen or spread_evenly(len(data.query_rows), args.count)
+    chosen = find_queries(args.queries, triples.records, data.test.query_rows)
+    chosen = chosen or spread_evenly(len(data.test.query_rows), args.count)
 
     figures: dict[str, Figure] = {}
     if "ranks" in kinds or args.hardest:
-        evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-        ranking = make_evaluation(cfg, data.test_loader, evaluator, device)(model).ranking
+        evaluate = make_evaluation(cfg, data.test, device)
+        ranking = evaluate(model).ranking
         pattern = choose_pattern(args.pattern, list(ranking))
         precisions = ranking[pattern].average_precisions
         if args.hardest:
             chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a right match, comes last
         for query in chosen:
-            name = triples.records[data.query_rows[query]].name
+            name = triples.records[data.test.query_rows[query]].name
             logger.info("query %s: AP %.1f (return pattern %d)", name, 100 * precisions[query], pattern)
-    rows = data.query_rows[chosen].tolist()
+    rows = data.test.query_rows[chosen].tolist()
     if "ranks" in kinds:
-        lists = evaluator.rank_lists(args.top)[pattern]
+        lists = evaluate.evaluator.rank_lists(args.top)[pattern]
         nearest = zip(rows, lists.places[chosen], lists.distances[chosen], strict=True)
         figures["ranks"] = draw_ranks([rank_cells(triples, *found) for found in nearest], width=args.width)
 

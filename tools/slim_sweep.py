@@ -27,7 +27,6 @@ from datasets.build import DataBundle, build_data
 from engine.build import make_device, make_evaluation
 from engine.checkpoint import save_json
 from engine.setup import run_command, setup_log
-from evaluation.build import make_evaluator
 from modeling.flops import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.weights import load_model
@@ -66,8 +65,7 @@ def measure(args: argparse.Namespace, layers: tuple[int, ...], keep: float, data
     device = make_device(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
     gflops = sum(count_multiply_adds(model).values()) / 1e9
-    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-    evaluate = make_evaluation(cfg, data.test_loader, evaluator, device)
+    evaluate = make_evaluation(cfg, data.test, device)
     point = SweepPoint(layers, keep, gflops, [], [], [])
     for weights in args.weights:
         load_model(model, weights)

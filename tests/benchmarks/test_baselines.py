@@ -12,7 +12,7 @@ from benchmarks.rows_ranking import make_features, rank_plain, rank_project, sco
 from benchmarks.sizes import TINY
 from datasets.dataset import collate
 from engine.evaluate import evaluate
-from evaluation.build import make_evaluator
+from evaluation.evaluator import RetrievalEvaluator
 from evaluation.rerank import rerank
 from modeling.hdm import HDM
 from solver.build import make_criterion, make_optimizer
@@ -125,7 +125,8 @@ def test_evaluation_is_that_of_the_project_with_six_times_the_encodings() -> Non
     plain = baselines.evaluate_by_passes(count, batches)
     assert sum(encoded) == 2 * 12 * 3
     rows = np.arange(12)
-    result = evaluate(model, loader=batches, evaluator=make_evaluator(cfg, rows, rows, "camera"), device=CPU)
+    evaluator = RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
+    result = evaluate(model, loader=batches, evaluator=evaluator, device=CPU)
     assert plain.keys() == result.ranking.keys() == {1, 2, 3}
     for pattern, metrics in result.ranking.items():
         assert plain[pattern][0] == pytest.approx(metrics.mean_ap, abs=1e-9)

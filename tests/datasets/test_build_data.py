@@ -1,11 +1,13 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
@@ -56,12 +58,17 @@ def read_instead(monkeypatch: pytest.MonkeyPatch, splits: Splits) -> None:
     monkeypatch.setitem(build.SOURCES, "RGBNT201", source)
 
 
+def records_of(loader: DataLoader[Any]) -> tuple[ImageRecord, ...]:
+    records: tuple[ImageRecord, ...] = loader.dataset.records  # type: ignore[attr-defined]
+    return records
+
+
 def two_epochs(data: DataBundle) -> list[ModalBatch]:
     batches = []
     for epoch in range(2):
         data.sampler.set_epoch(epoch)
         batches += list(data.train_loader)
-        batches += list(data.test_loader)
+        batches += list(data.test.loader)
     return batches
 
 
@@ -85,14 +92,14 @@ def test_bundle_of_rgbnt201(cfg: CfgNode, caplog: pytest.LogCaptureFixture) -> N
         assert [TRAIN_IDS[i] for i in batch.person_ids] == [int(name[:6]) for name in batch.names]
         assert batch.person_masks is None
 
-    test = list(data.test_loader)
+    test = list(data.test.loader)
     assert [len(batch) for batch in test] == [5, 5, 2]
     names = [name for batch in test for name in batch.names]
     assert names == sorted(names)
     assert len(set(names)) == 12
     assert torch.cat([batch.person_ids for batch in test]).tolist() == [1] * 4 + [2] * 4 + [4] * 4
     assert torch.cat([batch.camera_ids for batch in test]).tolist() == [0, 0, 1, 1] * 3
-    assert data.query_rows.tolist() == data.gallery_rows.tolist() == list(range(12))
+    assert data.test.query_rows.tolist() == data.test.gallery_rows.tolist() == list(range(12))
     assert test[2].person_masks is not None
     assert test[2].person_masks.shape == (2, 16, 8)
 
@@ -142,7 +149,7 @@ def test_input_keys_reach_the_transforms(cfg: CfgNode) -> None:
     pixels = np.asarray(Image.open(sample.record.files[1]), dtype=np.float32)[:, ::-1] / 255
     torch.testing.assert_close(sample.images.ni[0], torch.from_numpy(pixels[..., 0].copy()))
     torch.testing.assert_close(sample.images.ni[1], torch.from_numpy(2 * pixels[..., 1]))
-    assert data.test_loader.dataset[0].images.rgb.shape == (3, 32, 4)
+    assert data.test.loader.dataset[0].images.rgb.shape == (3, 32, 4)
 
 
 def test_unreadable_training_image_stops_or_is_replaced(cfg: CfgNode, rgbnt201: Path) -> None:
@@ -164,7 +171,7 @@ def test_unreadable_test_image_always_stops(cfg: CfgNode, rgbnt201: Path) -> Non
     (rgbnt201 / "test" / "NI" / "000002_cam1_0_00.png").write_bytes(b"")
     cfg.DATALOADER.ON_ERROR = "skip"
     with pytest.raises(DatasetError, match=r"cannot read the NI image .*000002_cam1_0_00\.png"):
-        list(build_data(cfg).test_loader)
+        list(build_data(cfg).test.loader)
 
 
 @pytest.mark.usefixtures("rgbnt201")
@@ -185,10 +192,10 @@ def test_each_distinct_test_image_is_encoded_once(
     query, gallery = splits.query[4:7], splits.gallery[::-1][2:10]  # rows 4, 5, 6 and rows 9 down to 2
     read_instead(monkeypatch, Splits(splits.train, query, gallery))
     data = build_data(cfg)
-    names = [name for batch in data.test_loader for name in batch.names]
+    names = [name for batch in data.test.loader for name in batch.names]
     assert len(names) == len(set(names)) == 8
-    assert [names[row] for row in data.query_rows] == [record.name for record in query]
-    assert [names[row] for row in data.gallery_rows] == [record.name for record in gallery]
+    assert [names[row] for row in data.test.query_rows] == [record.name for record in query]
+    assert [names[row] for row in data.test.gallery_rows] == [record.name for record in gallery]
 
 
 def test_scenes_and_cameras_are_counted_in_the_training_split(
@@ -208,7 +215,7 @@ def test_scenes_and_cameras_are_counted_in_the_training_split(
     assert data.camera_names == ("cam1", "cam5", "cam9")
     # Cameras 0 and 4 were seen in training and become 0 and 1; camera 8 was not and comes behind them. So
     # do the scenes 1 and 2, and 9.
-    trained, tested = (loader.dataset.records for loader in (data.train_loader, data.test_loader))  # type: ignore[attr-defined]
+    trained, tested = records_of(data.train_loader), records_of(data.test.loader)
     assert [record.camera_id for record in trained] == [0, 1] * 3
     assert [record.camera_id for record in tested] == [2]
     assert [record.scene_id for record in trained] == [1, 0] * 3
@@ -281,7 +288,7 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
     data = build_data(cfg)
     assert calls == [(tmp_path, {"name": name, "seed": 0, "spec": spec})]
     assert data.num_classes == 4
-    assert next(iter(data.test_loader)).person_masks is None
+    assert next(iter(data.test.loader)).person_masks is None
 
 
 def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:

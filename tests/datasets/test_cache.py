@@ -98,17 +98,17 @@ def test_files_are_read_once_by_all_workers_together(cfg: CfgNode, tmp_path: Pat
     cfg.DATALOADER.NUM_WORKERS = workers
     cfg.DATALOADER.CACHE = "ram"
     data = build_data(cfg)
-    first = list(data.test_loader)
+    first = list(data.test.loader)
     for path in tmp_path.glob("RGBNT201/test/[RNT]*/*.png"):
         path.unlink()
     # In another order, so that each worker needs what the other one has read.
-    dataset = data.test_loader.dataset
+    dataset = data.test.loader.dataset
     (backwards,) = DataLoader(
         dataset, batch_size=12, sampler=range(11, -1, -1), num_workers=min(workers, 1), collate_fn=collate
     )
     expected = torch.cat([batch.images.ti for batch in first]).flip(0)
     assert torch.equal(backwards.images.ti, expected)
-    assert all(same(a, b) for a, b in zip(data.test_loader, first, strict=True))
+    assert all(same(a, b) for a, b in zip(data.test.loader, first, strict=True))
 
 
 @pytest.fixture

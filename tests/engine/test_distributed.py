@@ -84,6 +84,24 @@ def test_one_and_two_processes_agree(tmp_path: Path, settings: list[str]) -> Non
     assert metrics[2]["summary"]["last epoch"]["samples"] == 16
 
 
+def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: list[str]) -> None:
+    short = [*settings, "DATASETS.VAL_IDS", "3", "SOLVER.MAX_EPOCHS", "3", "SOLVER.EVAL_PERIOD", "1"]
+    summaries = []
+    for processes in (1, 2):
+        folder = tmp_path / f"run{processes}"
+        process = run(processes, [*short, "OUTPUT_DIR", str(folder)], tmp_path / "script.py")
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        summaries.append(json.loads((folder / "metrics.json").read_text())["summary"])
+    one, two = summaries
+    for entry in ("last epoch", "best on validation"):
+        assert one[entry]["epoch"] == two[entry]["epoch"]
+        assert one[entry]["pattern_3"] == pytest.approx(two[entry]["pattern_3"])
+    assert one["best on validation"]["validation_mAP"] == pytest.approx(
+        two["best on validation"]["validation_mAP"]
+    )
+
+
 def test_a_process_that_dies_ends_the_job_with_its_error(tmp_path: Path, settings: list[str]) -> None:
     process = run(2, [*settings, "OUTPUT_DIR", str(tmp_path / "run")], tmp_path / "script.py", FAULT)
     output, _ = process.communicate(timeout=120)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toy_training import FreeOfCharge
 
 from engine.results import (
     EvaluationResult,
@@ -35,14 +36,6 @@ def make_result(mean_ap: float, *, patterns: tuple[int, ...] = (1, 2, 3)) -> Eva
     return EvaluationResult(ranking, None, num_samples=8, seconds=1.0)
 
 
-class FreeOfCharge:
-    def as_dict(self) -> dict[str, int]:
-        return {"gflops": 0}
-
-    def table(self) -> str:
-        return "nothing"
-
-
 @pytest.fixture
 def results() -> dict[str, EvaluationResult]:
     return {setting: make_result(0.6 - 0.05 * place) for place, setting in enumerate(MISSING_SETTINGS)}
@@ -52,7 +45,7 @@ def test_the_table_shows_patterns_controls_and_kept_patches() -> None:
     result = EvaluationResult(
         {1: make_metrics(0.625, 0.75)}, SelectionMetrics(PerModality(0.5, 0.25, 0.125), 0.4, 0.8), 8, 1.0
     )
-    table = result_table(result, {"untrained": make_result(0.1, patterns=(1,))})
+    table = result_table(result, {"control: untrained": make_result(0.1, patterns=(1,)).main.as_dict()})
     rows = [line.split() for line in table.splitlines()]
     assert rows[0] == ["feature", "mAP", "mINP", "R-1", "R-5", "R-10"]
     assert rows[1] == ["1", "original", "62.5", "31.2", "75.0", "100.0", "100.0"]
@@ -104,11 +97,11 @@ def test_all_numbers_are_saved(tmp_path: Path, results: dict[str, EvaluationResu
 
 def test_history_of_the_run_that_made_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = str(tmp_path / "best.pth")
-    assert read_history(weights) == {}
+    assert read_history(weights) == {"choice": ""}
     (tmp_path / "metrics.json").write_text('{"epochs": [1], "summary": {"a": 2}, "cost": 3}')
-    assert read_history(weights) == {"epochs": [1], "summary": {"a": 2}}
+    assert read_history(weights) == {"choice": "", "epochs": [1], "summary": {"a": 2}}
     assert not caplog.records
     for broken in ("{", "[]", '{"epochs": []}'):
         (tmp_path / "metrics.json").write_text(broken)
-        assert read_history(weights) == {}
+        assert read_history(weights) == {"choice": ""}
     assert caplog.text.count("training is not shown") == 3

@@ -32,7 +32,7 @@ def test_settings_that_alter_the_result_are_refused(tmp_path: Path, mini_setting
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "SOLVER.LOG_PERIOD changed from 10 to 1" in log
     assert "resuming after 2 epochs and 0 steps" in log
-    assert "epoch 3: mAP" in log
+    assert "epoch 3: test mAP" in log
     with pytest.raises(UserError, match="contradict"):
         train_entry.main([*arguments, "--resume", "--overwrite"])
 

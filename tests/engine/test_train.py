@@ -1,16 +1,15 @@
 import json
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
 from conftest import ToyModel
 from engine.checkpoint import load_checkpoint
@@ -19,49 +18,9 @@ from engine.meter import Reading
 from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.train import NonFiniteLossError, Trainer
-from structures import ModalBatch, ModelOutput, RankingMetrics, UserError
+from structures import ModalBatch, ModelOutput, UserError
 
 BatchMaker = Callable[..., ModalBatch]
-
-
-class ConstantSchedule:
-    def __init__(self) -> None:
-        self.epochs: list[int] = []
-
-    def step(self, epoch: int) -> None:
-        self.epochs.append(epoch)
-
-
-class ToyLoader:
-    """The same batches in every epoch; like the sampler, it can leave out those that are done."""
-
-    def __init__(self, batches: list[ModalBatch]) -> None:
-        self.batches = batches
-        self.first_batch = 0
-
-    def set_epoch(self, epoch: int, first_batch: int) -> None:
-        self.first_batch = first_batch
-
-    def __iter__(self) -> Iterator[ModalBatch]:
-        return iter(self.batches[self.first_batch :])
-
-    def __len__(self) -> int:
-        return len(self.batches) - self.first_batch
-
-
-def cross_entropy(output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
-    return {"ori/id": F.cross_entropy(output.heads[0].logits, person_ids)}
-
-
-def results(*mean_aps: float) -> Callable[[Callable[[], None]], EvaluationResult]:
-    """An evaluation that gives these scores one after the other."""
-    one_query = [np.array([value]) for value in mean_aps]
-    metrics = [
-        RankingMetrics(ap.item(), ap.item(), ap, ap, ap, first_hits=np.ones(1, dtype=np.int64), num_queries=1)
-        for ap in one_query
-    ]
-    iterator = iter(metrics)
-    return lambda check_stop: EvaluationResult({1: next(iterator)}, None, 1, 0.0)
 
 
 @pytest.fixture

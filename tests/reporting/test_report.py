@@ -18,6 +18,7 @@ from engine.evaluate import evaluate_settings
 from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
 from reporting.report import LIST_LENGTH, About, ReportWriter
+from reporting.summary import control_data, training_data
 from structures import (
     MISSING_SETTINGS,
     HeadOutput,
@@ -50,12 +51,14 @@ COST = {
     }
 }
 HISTORY = {
+    "choice": "epoch 2, best on test",
     "epochs": [
         {"epoch": 1, "loss": 2.0, "accuracy": 0.1},
         {"epoch": 2, "loss": 1.0, "accuracy": 0.5, "test": {"pattern_1": {"mAP": 30.0, "rank_1": 40.0}}},
     ],
     "summary": {
         "last epoch": {"pattern_1": {"mAP": 30.0}},
+        "best on test": {"pattern_1": {"mAP": 30.0}, "epoch": 2},
         "untrained": {"pattern_1": {"mAP": 3.0, "rank_1": 4.0}, "samples": 12},
     },
 }
@@ -182,7 +185,8 @@ def test_the_summary(written: Written) -> None:
     assert summary["triples"]["camera"][:3] == ["one", "two", "one"]
     assert set(summary["triples"]["scene"]) == {"7"}
     assert summary["queries"] == list(range(NUM_TRIPLES))
-    assert summary["training"]["mAP"] == [None, 30.0]
+    assert summary["choice"] == "epoch 2, best on test"
+    assert (summary["training"]["split"], summary["training"]["mAP"]) == ("test", [None, 30.0])
     assert summary["controls"] == [{"name": "untrained", "mAP": 3.0, "rank_1": 4.0}]
     assert summary["cost"]["parts"] == [{"name": "backbone", "gflops": 1.5, "params_m": 2.0}]
     pairs = {(pair["query"], pair["gallery"]) for pair in summary["breakdown"]["camera_pairs"]}
@@ -276,3 +280,17 @@ def test_a_model_without_selection(tmp_path: Path, make_batch: Callable[..., Mod
     assert summary["grid"] is summary["sources"] is None
     assert [pattern["id"] for pattern in summary["patterns"]] == [1]
     assert not list((written.folder / "data" / "triples").iterdir())
+
+
+def test_training_curves_name_the_split_that_they_are_of() -> None:
+    scores = {"pattern_1": {"mAP": 10.0}, "pattern_2": {"mAP": 20.0, "rank_1": 50.0}}
+    training = training_data([{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0, "validation": scores}])
+    assert training is not None
+    assert (training["split"], training["mAP"], training["rank_1"]) == (
+        "validation",
+        [None, 20.0],
+        [None, 50.0],
+    )
+    names = ("last epoch", "best on validation", "raw pixels")
+    summary = {name: {"pattern_1": {"mAP": 1.0}} for name in names}
+    assert control_data(summary) == [{"name": "raw pixels", "mAP": 1.0}]

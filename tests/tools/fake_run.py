@@ -1,4 +1,4 @@
-"""Pretends to train and to score a run of a study: `fake_run.py KIND FOLDER CONFIG SEED SHIFT HOW`.
+"""Pretends to train and to score a run of a study: `fake_run.py KIND FOLDER CONFIG SEED SHIFT HOW EPOCH`.
 
 KIND `train` writes what train_net.py writes, `score` what tools.ablation.scores writes, `fail` complains,
 `wait` trains until SIGTERM comes, then saves. It imports nothing of the project, to be quick.
@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-kind, folder, config, seed, shift, how = sys.argv[1:]
+kind, folder, config, seed, shift, how, epoch = sys.argv[1:]
 run = Path(folder)
 with (run.parent.parent / "calls.txt").open("a") as calls:
     device, threads = os.environ.get("CUDA_VISIBLE_DEVICES", "-"), os.environ["OMP_NUM_THREADS"]
     calls.write(f"{kind} {run.parent.name}/{run.name} {how} {device} {threads}\n")
 
 rng = np.random.default_rng(int(seed))
-precisions = np.clip(rng.uniform(0.2, 0.8, 50) + float(shift), 0, 1)
+precisions = np.clip(rng.uniform(0.2, 0.8, 50) + float(shift) * (2 if epoch == "best" else 1), 0, 1)
 hits = np.where(precisions > 0.5, 1, 2)
 precisions = np.append(precisions, np.nan)  # a query without a right match
 hits = np.append(hits, 0)
@@ -51,18 +51,20 @@ if kind == "wait" and how == "--overwrite":
         time.sleep(0.01)
 if kind in ("train", "wait"):
     scores = {"mAP": 100 * float(np.nanmean(precisions)), "rank_1": 100 * float(np.mean(hits[:-1] == 1))}
-    found = {
+    found: dict[str, object] = {
         "pattern_1": scores,
         "kept_patch_precision": {"RGB": 60.0, "NI": 50.0, "TI": 40.0, "chance": 9.0},
     }
-    summary = {"last epoch": found, "untrained": {}}
+    summary: dict[str, object] = {"last epoch": found, "untrained": {}}
+    if epoch == "best":
+        summary = {"last epoch": {}, "best on validation": {**found, "epoch": int(seed)}}
     cost = {"parts": {"total": {"gflops": 0.25}}}
     epochs = [{"epoch": 1}, {"epoch": 2}]
     write("last.pth", "whole")
     write("metrics.json", json.dumps({"epochs": epochs, "summary": summary, "cost": cost}))
 if kind == "score":
     np.savez(
-        run / "query_scores.npz",
+        run / ("query_scores_best.npz" if epoch == "best" else "query_scores.npz"),
         run=np.array(hashlib.sha256((run / "metrics.json").read_bytes()).hexdigest()),
         names=np.array([f"{number}.jpg" for number in range(51)]),
         patterns=np.array([1]),

@@ -23,9 +23,10 @@ from structures import UserError
 from tools import ablate
 from tools.ablation.bootstrap import Difference
 from tools.ablation.pages import markdown
-from tools.ablation.run_folder import Run, training_seconds
-from tools.ablation.runner import StudyRunner, remaining_seconds
+from tools.ablation.run_folder import Run, RunState, training_seconds
+from tools.ablation.runner import StudyRunner, remaining_seconds, score_command
 from tools.ablation.scores import QueryScores, read_scores
+from tools.ablation.spec import read_spec
 from tools.ablation.summary import MEASURES, RunResult, mean_and_spread, summarise
 
 FAKE = Path(__file__).parent / "fake_run.py"
@@ -56,7 +57,7 @@ class Study:
         config = self.folder / f"{run.variant}_{run.seed}.yml"
         config.write_text(run.cfg.dump())
         how = "--resume" if (run.folder / "last.pth").exists() else "--overwrite"
-        words = [kind, run.folder, config, run.seed, SHIFTS[run.variant], how]
+        words = [kind, run.folder, config, run.seed, SHIFTS[run.variant], how, run.epoch]
         return [sys.executable, str(FAKE), *map(str, words)]
 
     def train(self, run: Run) -> list[str]:
@@ -123,6 +124,26 @@ def test_the_summary_says_what_was_put_in(study: Study) -> None:
     assert re.search(r"\| wide \| \+10\.0 \[\+10\.0, \+10\.0\] \| better \|", page)
     for text in ("last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "the same seed in both variants"):
         assert text in page.replace("\n", " ")
+
+
+def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:
+    study.content["epoch"] = "best"
+    study.content["settings"] = {"DATASETS.VAL_IDS": 4, "SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1}
+    study.start()
+    assert (study.output / "wide" / "seed_1" / "query_scores_best.npz").is_file()
+    content = json.loads((study.output / "summary.json").read_text())
+    assert (content["epoch"], content["variants"][0]["epochs"]) == ("best on validation", [1, 2])
+    assert content["variants"][1]["differences"]["mAP"]["word"] == "better"
+    page = (study.output / "summary.md").read_text()
+    assert "best on validation** (epoch 1, 2), chosen on identities held out" in page
+    assert "last epoch" not in page
+    study.calls()
+    # What was scored with the best weights has to be scored with the last ones for another study.
+    study.content["epoch"] = "last"
+    study.start("--dry_run")
+    states = {run.state for run in read_spec(study.file).runs()}
+    assert states == {RunState.TRAINED}
+    assert score_command(read_spec(study.file).runs()[0])[2:5] == ["tools.ablation.scores", "--epoch", "last"]
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(

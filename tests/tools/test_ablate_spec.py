@@ -91,6 +91,12 @@ def test_jobs_devices_and_threads(read: Read) -> None:
         (GOOD + "threads: many", "threads is a whole number from 1"),
         (GOOD + "devices: [0]\njobs: 2", "one run per device"),
         (GOOD + "devices: [0, 0]", "devices: 0 appears twice"),
+        (GOOD + "epoch: first", "epoch is one of last, best, not 'first'"),
+        (GOOD + "epoch: best", "epoch: best needs DATASETS.VAL_IDS in every variant, but 'base' has 0"),
+        (
+            GOOD + "  a: {DATASETS.VAL_IDS: 0}\nsettings: {DATASETS.VAL_IDS: 4}\nepoch: best",
+            "but 'a' has 0: its best epoch would be chosen on the test set",
+        ),
         (GOOD + "pattern: 4", r"pattern is one of \[1, 2, 3\]"),
         ("base: &a [*a]\nseeds: [1]\nvariants: {base: {}}", "not valid YAML"),
     ],

@@ -18,6 +18,10 @@ COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
 DIGITS = {"GFLOPs": 4, "minutes": 2}
 """Behind the point, where it is not 1."""
 
+EPOCH_WORDS = {
+    "last": "**last epoch** ({}), not of one chosen by its score",
+    "best": "epoch that was **best on validation** ({}), chosen on identities held out of training",
+}
 WORDS_EXPLAINED = """\
 *Better* means that the interval is above 0, *worse* that it is below, *not distinguishable* that it
 contains 0."""
@@ -102,8 +106,8 @@ def markdown(summary: Summary) -> str:
     runs = "Mean ± standard deviation over seeds." if summary.num_wanted > 1 else "One run each."
     blocks = [
         f"# {summary.title}",
-        f"{runs} The numbers are those of the **last epoch** ({of_epochs}), not of one chosen by its score, "
-        f"and of {summary.pattern_words}.",
+        f"{runs} The numbers are those of the {EPOCH_WORDS[summary.epoch].format(of_epochs)}, and of "
+        f"{summary.pattern_words}.",
         _rows(["variant", "seeds", *MEASURES, "pattern"], measured),
         LEGEND,
     ]

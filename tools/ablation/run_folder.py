@@ -48,6 +48,7 @@ class Run:
         words: `KEY VALUE …` behind it.
         cfg: the configuration that they give.
         program: what trains in place of train_net.py, or None.
+        epoch: whose queries are scored: `last` or `best`.
     """
 
     variant: str
@@ -57,6 +58,7 @@ class Run:
     words: tuple[str, ...]
     cfg: CfgNode
     program: Path | None = None
+    epoch: str = "last"
 
     @property
     def name(self) -> str:
@@ -77,7 +79,7 @@ class Run:
     def state(self) -> RunState:
         """What its folder says."""
         if is_trained(self.folder):
-            return RunState.DONE if has_scores(self.folder) else RunState.TRAINED
+            return RunState.DONE if has_scores(self.folder, self.epoch) else RunState.TRAINED
         return RunState.INTERRUPTED if (self.folder / "last.pth").is_file() else RunState.NEW
 
     def check_settings(self) -> None:

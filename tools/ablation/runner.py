@@ -40,7 +40,8 @@ def score_command(run: Run) -> list[str]:
     """The evaluation that keeps the score of each query."""
     cfg = run.cfg
     settings = ["DATASETS.ROOT_DIR", cfg.DATASETS.ROOT_DIR, "MODEL.DEVICE_ID", cfg.MODEL.DEVICE_ID]
-    return [sys.executable, "-m", "tools.ablation.scores", str(run.folder), *settings]
+    command = [sys.executable, "-m", "tools.ablation.scores", "--epoch", run.epoch]
+    return [*command, str(run.folder), *settings]
 
 
 @dataclass(frozen=True)

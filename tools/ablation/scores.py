@@ -1,6 +1,6 @@
 """The score of every query of a finished run: `python -m tools.ablation.scores RUN`.
 
-metrics.json has means alone; to compare two runs query by query, the last weights are evaluated once more.
+metrics.json has means alone; to compare two runs query by query, the weights are evaluated once more.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from datasets.build import build_data
 from engine.build import make_device, make_evaluation
 from engine.checkpoint import save_arrays
 from engine.setup import run_command, seed_everything, setup_log
-from evaluation.build import make_evaluator
 from modeling.make_model import make_model
 from modeling.weights import load_model
-from structures import RankingMetrics, UserError
+from structures import BEST_ON, LAST_EPOCH, RankingMetrics, UserError
 
 logger = logging.getLogger(__name__)
 
-FILE = "query_scores.npz"
+EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
+"""By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""
+FILES = {"last": "query_scores.npz", "best": "query_scores_best.npz"}
+"""In each run folder: the scores of last.pth, and those of best.pth."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,23 @@ class QueryScores:
     first_hits: np.ndarray
 
 
-def has_scores(folder: Path) -> bool:
-    """Whether the queries of the run as it is now have been scored."""
-    arrays = _read(folder)
+def has_scores(folder: Path, epoch: str = "last") -> bool:
+    """Whether the queries of the run as it is now have been scored, with the last or the best weights."""
+    arrays = _read(folder / FILES[epoch])
     return arrays is not None and str(arrays["run"]) == _fingerprint(folder)
 
 
-def read_scores(folder: Path, pattern: int | None = None) -> QueryScores:
+def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -> QueryScores:
     """The scores of a run.
 
     Args:
         folder: of the run.
         pattern: the return pattern; None for the last. A model without a fusion part has the first alone.
+        epoch: `last` or `best`.
     """
-    arrays = _read(folder)
+    arrays = _read(folder / FILES[epoch])
     if arrays is None:
-        raise UserError(f"{folder / FILE} does not exist")
+        raise UserError(f"{folder / FILES[epoch]} does not exist")
     patterns = [int(number) for number in arrays["patterns"]]
     chosen = pattern if pattern in patterns else patterns[-1]
     precisions = arrays[f"average_precisions_{chosen}"]
@@ -71,14 +74,15 @@ def read_scores(folder: Path, pattern: int | None = None) -> QueryScores:
     return QueryScores(chosen, arrays["names"][scored], precisions[scored], hits[scored])
 
 
-def score_queries(folder: Path, settings: Sequence[str] = ()) -> None:
-    """Evaluate last.pth of a finished run, as test_net.py does, and keep the score of each query.
+def score_queries(folder: Path, settings: Sequence[str] = (), epoch: str = "last") -> None:
+    """Evaluate a checkpoint of a finished run, as test_net.py does, and keep the score of each query.
 
     Args:
         folder: of the run.
         settings: `KEY VALUE …` that differ from those of the run: where the data are, which device.
+        epoch: `last` for last.pth, `best` for best.pth.
     """
-    weights = folder / "last.pth"
+    weights = folder / f"{epoch}.pth"
     if not weights.is_file():
         raise UserError(f"{weights} does not exist; without it the queries of the run cannot be scored")
     cfg = load_config(folder / "config.yml", settings)
@@ -87,11 +91,11 @@ def score_queries(folder: Path, settings: Sequence[str] = ()) -> None:
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
     load_model(model, str(weights))
-    evaluator = make_evaluator(cfg, data.query_rows, data.gallery_rows, data.protocol)
-    result = make_evaluation(cfg, data.test_loader, evaluator, device)(model.to(device))
-    names = np.array(evaluator.collected().names)[data.query_rows]
-    save_arrays(folder / FILE, _arrays(folder, names, result.ranking))
-    logger.info("wrote the scores of %d queries to %s", len(names), folder / FILE)
+    evaluate = make_evaluation(cfg, data.test, device)
+    result = evaluate(model.to(device))
+    names = np.array(evaluate.evaluator.collected().names)[data.test.query_rows]
+    save_arrays(folder / FILES[epoch], _arrays(folder, names, result.ranking))
+    logger.info("wrote the scores of %d queries to %s", len(names), folder / FILES[epoch])
 
 
 def _arrays(folder: Path, names: np.ndarray, ranking: dict[int, RankingMetrics]) -> dict[str, Any]:
@@ -109,14 +113,14 @@ def _fingerprint(folder: Path) -> str:
     return hashlib.sha256((folder / "metrics.json").read_bytes()).hexdigest()
 
 
-def _read(folder: Path) -> dict[str, np.ndarray] | None:
+def _read(path: Path) -> dict[str, np.ndarray] | None:
     try:
-        with np.load(folder / FILE, allow_pickle=False) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, EOFError, KeyError):
-        raise UserError(f"{folder / FILE} cannot be read; delete it, and it is made again") from None
+        raise UserError(f"{path} cannot be read; delete it, and it is made again") from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -124,9 +128,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Keep the score of every query of a finished run.")
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("settings", metavar="KEY VALUE", nargs="*", help="settings that differ from its own")
-    args = parser.parse_args(argv)
+    parser.add_argument("--epoch", choices=list(FILES), default="last", help="which checkpoint to evaluate")
+    args = parser.parse_intermixed_args(argv)
     setup_log()
-    score_queries(args.run, args.settings)
+    score_queries(args.run, args.settings, args.epoch)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from config import ConfigError, get_cfg, load_config
 from config.validate import flatten
 from structures import RETURN_PATTERNS, UserError, on_one_line
 from tools.ablation.run_folder import Run
+from tools.ablation.scores import EPOCHS
 
-KEYS = ("base", "settings", "variants", "seeds", "jobs", "devices", "threads", "output", "pattern")
+KEYS = ("base", "settings", "variants", "seeds", "jobs", "devices", "threads", "output", "pattern", "epoch")
 OWN_SETTINGS = ("OUTPUT_DIR", "SOLVER.SEED", "TEST.WEIGHT")
 """What the study itself sets, or what makes no sense in it."""
 NAME = re.compile(r"[A-Za-z0-9+][A-Za-z0-9+=_.-]*")
@@ -63,6 +64,7 @@ class StudySpec:
         threads: of each run on the CPU; None for the cores divided by the jobs.
         output: the folder of the study.
         pattern: the return pattern that is compared; None for the last that a model has.
+        epoch: what is compared: `last`, or `best` for the epoch that is best on validation.
     """
 
     base: Path
@@ -74,6 +76,7 @@ class StudySpec:
     threads: int | None
     output: Path
     pattern: int | None
+    epoch: str
 
     @property
     def reference(self) -> str:
@@ -95,7 +98,7 @@ class StudySpec:
         if self.devices:  # the run sees its own device alone, under the number 0
             words = (*words, "MODEL.DEVICE_ID", "0")
         cfg = load_config(self.base, words)
-        return Run(variant.name, seed, folder, self.base, words, cfg, variant.program)
+        return Run(variant.name, seed, folder, self.base, words, cfg, variant.program, self.epoch)
 
 
 def read_spec(path: Path) -> StudySpec:
@@ -160,6 +163,9 @@ def _parse(path: Path, content: dict[str, Any]) -> StudySpec:
     pattern = content.get("pattern")
     if pattern is not None and pattern not in map(str, RETURN_PATTERNS):
         raise SpecError(f"pattern is one of {list(RETURN_PATTERNS)}, not {pattern!r}")
+    epoch = content.get("epoch") or "last"
+    if epoch not in EPOCHS:
+        raise SpecError(f"epoch is one of {', '.join(EPOCHS)}, not {epoch!r}")
     return StudySpec(
         base=Path(_text(content["base"], "base", "a configuration file")),
         settings=_overrides(content.get("settings"), "settings"),
@@ -170,6 +176,7 @@ def _parse(path: Path, content: dict[str, Any]) -> StudySpec:
         threads=_whole(content.get("threads"), "threads"),
         output=Path(_text(content.get("output") or f"runs/studies/{path.stem}", "output", "a folder")),
         pattern=None if pattern is None else int(pattern),
+        epoch=epoch,
     )
 
 
@@ -283,11 +290,17 @@ def _check_settings(spec: StudySpec) -> None:
         try:
             for seed in spec.seeds:
                 load_config(spec.base, [*words, "SOLVER.SEED", str(seed)])
-            key = (load_config(spec.base, words).dump(), variant.program)
+            cfg = load_config(spec.base, words)
+            key = (cfg.dump(), variant.program)
         except ConfigError as error:
             raise SpecError(
                 f"variant {variant.name!r}: {str(error).removeprefix('command line: ')}"
             ) from None
+        if spec.epoch == "best" and not cfg.DATASETS.VAL_IDS:
+            raise SpecError(
+                f"epoch: best needs DATASETS.VAL_IDS in every variant, but {variant.name!r} has 0: its best "
+                "epoch would be chosen on the test set; set it under settings, or compare the last epoch"
+            )
         if key in seen:
             raise SpecError(f"the variants {seen[key]!r} and {variant.name!r} have the same settings")
         seen[key] = variant.name

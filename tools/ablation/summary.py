@@ -13,12 +13,10 @@ import numpy as np
 from structures import RETURN_PATTERNS, UserError
 from tools.ablation.bootstrap import Difference, paired_bootstrap
 from tools.ablation.run_folder import read_metrics, training_seconds
-from tools.ablation.scores import QueryScores, read_scores
+from tools.ablation.scores import EPOCHS, QueryScores, read_scores
 
 logger = logging.getLogger(__name__)
 
-LAST_EPOCH = "last epoch"
-"""The entry of metrics.json that is compared."""
 MEASURES = ("mAP", "R-1", "on person", "GFLOPs", "minutes")
 """What each run is measured by: percent, percent, percent of the kept patches, per triple, of training."""
 TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
@@ -80,6 +78,7 @@ class Summary:
         variants: in the order of the study.
         num_wanted: runs of each variant that the study asks for.
         pattern: the return pattern that was asked for, or None for the last.
+        epoch: what is compared: `last` or `best`.
     """
 
     title: str
@@ -87,6 +86,7 @@ class Summary:
     variants: Sequence[VariantSummary]
     num_wanted: int
     pattern: int | None
+    epoch: str = "last"
 
     @property
     def pattern_words(self) -> str:
@@ -103,13 +103,15 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None] | Non
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def read_result(folder: Path, pattern: int | None) -> RunResult:
-    """What a finished run whose queries are scored has reached."""
+def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunResult:
+    """What the last or the best epoch of a finished run whose queries are scored has reached."""
     metrics = read_metrics(folder)
     if metrics is None or "summary" not in metrics:
         raise UserError(f"{folder} does not hold a finished run (a metrics.json with a summary)")
-    scores = read_scores(folder, pattern)
-    found = metrics["summary"][LAST_EPOCH]
+    if EPOCHS[epoch] not in metrics["summary"]:
+        raise UserError(f"{folder / 'metrics.json'} has no entry {EPOCHS[epoch]!r}; repeat the run")
+    scores = read_scores(folder, pattern, epoch)
+    found = metrics["summary"][EPOCHS[epoch]]
     ranking = found[f"pattern_{scores.pattern}"]
     again = 100 * float(scores.average_precisions.mean())
     if abs(again - ranking["mAP"]) > TOLERANCE:
@@ -125,7 +127,8 @@ def read_result(folder: Path, pattern: int | None) -> RunResult:
         metrics["cost"]["parts"]["total"]["gflops"],
         None if seconds is None else seconds / 60,
     )
-    return RunResult(dict(zip(MEASURES, values, strict=True)), metrics["epochs"][-1]["epoch"], scores)
+    number = found.get("epoch", metrics["epochs"][-1]["epoch"])  # older runs know the last epoch alone
+    return RunResult(dict(zip(MEASURES, values, strict=True)), number, scores)
 
 
 def summarise(
@@ -135,6 +138,7 @@ def summarise(
     reference: str,
     num_wanted: int,
     pattern: int | None,
+    epoch: str = "last",
 ) -> Summary:
     """Compare all variants with the reference.
 
@@ -144,12 +148,13 @@ def summarise(
         reference: a key of `results`.
         num_wanted: see `Summary`.
         pattern: see `Summary`.
+        epoch: see `Summary`.
     """
     variants = [
         VariantSummary(name, runs, {} if name == reference else compare(runs, results[reference]))
         for name, runs in results.items()
     ]
-    return Summary(title, reference, variants, num_wanted, pattern)
+    return Summary(title, reference, variants, num_wanted, pattern, epoch)
 
 
 def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -> dict[str, Difference]:
@@ -172,7 +177,7 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     return {
         "title": summary.title,
         "reference": summary.reference,
-        "epoch": LAST_EPOCH,
+        "epoch": EPOCHS[summary.epoch],
         "pattern": summary.pattern_words,
         "variants": [
             {

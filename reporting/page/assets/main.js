@@ -15,7 +15,7 @@
     byId("protocol").textContent = protocolSentence(summary);
     const facts = [
       ["data set", summary.dataset],
-      ["weights", summary.weights],
+      ["weights", [summary.weights, summary.choice].filter(Boolean).join(", ")],
       ["commit", summary.commit],
       ["date", summary.created],
     ];

@@ -101,7 +101,10 @@
     });
     return card(
       "Training",
-      { note: "mean loss of each epoch; scores on the test split, percent", id: "card-training" },
+      {
+        note: `mean loss of each epoch; scores on the ${training.split || "test"} split, percent`,
+        id: "card-training",
+      },
       element("div", { class: "two-charts" }, loss, scores),
     );
   }
