@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -88,14 +87,11 @@ class Retrieval:
             dropped = self.query_groups[chunk][queries] == self.gallery_groups[places]
             distances[queries[dropped], places[dropped]] = np.inf
             queries, places = queries[~dropped], places[~dropped]
-            order = np.lexsort((distances[queries, places], queries))
-            queries, places = queries[order], places[order]
-            bounds = np.searchsorted(queries, np.arange(len(distances) + 1)).tolist()
-            before = [
-                items_before(row, places[start:end])
-                for row, (start, end) in zip(distances, pairwise(bounds), strict=True)
-            ]
-            yield RankedChunk(distances, queries, places, ranks=1 + np.concatenate(before))
+            wanted = distances[queries, places]
+            order = np.lexsort((wanted, queries))
+            queries, places, wanted = queries[order], places[order], wanted[order]
+            bounds = np.searchsorted(queries, np.arange(len(distances) + 1))
+            yield RankedChunk(distances, queries, places, 1 + items_before(distances, places, wanted, bounds))
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -104,34 +100,46 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + np.repeat(starts - before, counts)
 
 
-def items_before(distances: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """How many items a stable sort puts before the given ones, found without sorting all items by place.
+def items_before(
+    distances: np.ndarray, places: np.ndarray, wanted: np.ndarray, bounds: np.ndarray
+) -> np.ndarray:
+    """How many items a stable sort of each row puts before the given ones; only the values are sorted.
 
     Items farther than the last of the given ones are left out. Of the others only the values are sorted, and
     the given ones are searched among them. If one of these ties with another item, the places decide, and
-    the items left are sorted by place after all.
+    the items left of this row are sorted by place after all.
 
     Args:
-        distances: (G,).
-        places: (M,) in [0, G), in the order of the stable sort: by distance, then by place.
+        distances: (Q', G).
+        places: (H,) in [0, G), row by row, in the order of the stable sort: by distance, then by place.
+        wanted: (H,) their distances.
+        bounds: (Q' + 1,) where the places of each row begin, and where the last ones end.
 
     Returns:
-        (M,) ascending.
+        (H,) ascending in each row.
     """
-    if len(places) == 0:
-        return places
-    wanted = distances[places]
-    near = distances <= wanted[-1]
-    values = distances.compress(near)
-    values.sort()
-    before = values.searchsorted(wanted)
-    if np.array_equal(values.searchsorted(wanted, "right"), before + 1):
-        return before
-    candidates = near.nonzero()[0]
+    before, through = np.empty_like(places), np.empty_like(places)  # nearer items; those and the equal ones
+    for row, start, end in zip(distances, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if start < end:
+            own = wanted[start:end]
+            values = row.compress(row <= own[-1])
+            values.sort()
+            before[start:end] = values.searchsorted(own)
+            through[start:end] = values.searchsorted(own, "right")
+    ties = np.flatnonzero(through > before + 1)
+    for query in np.unique(np.searchsorted(bounds, ties, "right") - 1):
+        own_places = slice(bounds[query], bounds[query + 1])
+        before[own_places] = _items_before_by_place(distances[query], places[own_places])
+    return before
+
+
+def _items_before_by_place(distances: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """`items_before` for one row (G,) and its places (M,), M > 0, where items tie."""
+    candidates = np.flatnonzero(distances <= distances[places[-1]])
     order = candidates[distances[candidates].argsort(kind="stable")]
     is_wanted = np.zeros(len(distances), dtype=bool)
     is_wanted[places] = True
-    return is_wanted[order].nonzero()[0]
+    return np.flatnonzero(is_wanted[order])
 
 
 class QueryScores(NamedTuple):

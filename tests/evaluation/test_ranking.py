@@ -199,11 +199,18 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    num_items = generator.integers(1, 80)
-    distances = generator.integers(0, generator.integers(1, 200), num_items) / 7
-    order = np.argsort(distances, kind="stable")
-    positions = np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
-    assert items_before(distances, order[positions]).tolist() == positions.tolist()
+    num_rows, num_items = generator.integers(1, (5, 80))
+    distances = generator.integers(0, generator.integers(1, 1000), (num_rows, num_items)) / 7
+    orders = np.argsort(distances, axis=1, kind="stable")
+    rows = [
+        np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
+        for _ in distances
+    ]
+    places = np.concatenate([order[positions] for order, positions in zip(orders, rows, strict=True)])
+    counts = [len(positions) for positions in rows]
+    wanted = distances[np.repeat(np.arange(num_rows), counts), places]
+    found = items_before(distances, places, wanted, np.cumsum([0, *counts]))
+    assert found.tolist() == np.concatenate(rows).tolist()
 
 
 def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
