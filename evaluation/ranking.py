@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from evaluation.distances import CHUNK_SIZE, GivenDistances, SquaredEuclidean, r
 from structures import RankingMetrics, UserError
 
 MAX_RANK = 50
+THREADS = 2  # chunks of distances at once; each has CHUNK_BYTES
+
+T = TypeVar("T")
 
 
 class RankedChunk(NamedTuple):
@@ -71,15 +75,24 @@ class Retrieval:
             gallery_groups=self.gallery_groups[places],
         )
 
-    def chunks(self, chunk_size: int = CHUNK_SIZE) -> Iterator[RankedChunk]:
-        """The right matches of at most `chunk_size` queries at a time; of fewer if the gallery is large."""
+    def map_chunks(
+        self, function: Callable[[RankedChunk], T], chunk_size: int = CHUNK_SIZE, threads: int = THREADS
+    ) -> list[T]:
+        """What `function` makes of the right matches, of some queries at a time; all of them in order.
+
+        Args:
+            function: takes the queries of a chunk; it may be called from several threads.
+            chunk_size: the most queries in a chunk; fewer if the gallery is large.
+            threads: chunks at once; while one is sorted, the distances of another are multiplied.
+        """
         num_queries, num_gallery = self.distances.shape
         by_id = np.argsort(self.gallery_ids, kind="stable")
         # The items with the identity of a query are by_id[start : start + count], as the gallery has them.
         starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
         counts = np.searchsorted(self.gallery_ids, self.query_ids, "right", sorter=by_id) - starts
         chunk_size = rows_at_once(num_gallery + 8 * counts.max(), chunk_size)
-        for first in range(0, num_queries, chunk_size):
+
+        def ranked(first: int) -> T:
             chunk = slice(first, first + chunk_size)
             distances = self.distances.of(chunk)
             queries = np.repeat(np.arange(len(distances)), counts[chunk])
@@ -91,7 +104,12 @@ class Retrieval:
             order = np.lexsort((wanted, queries))
             queries, places, wanted = queries[order], places[order], wanted[order]
             bounds = np.searchsorted(queries, np.arange(len(distances) + 1))
-            yield RankedChunk(distances, queries, places, 1 + items_before(distances, places, wanted, bounds))
+            ranks = 1 + items_before(distances, places, wanted, bounds)
+            return function(RankedChunk(distances, queries, places, ranks))
+
+        firsts = range(0, num_queries, chunk_size)
+        with ThreadPoolExecutor(min(threads, len(firsts))) as pool:
+            return list(pool.map(ranked, firsts))
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -233,7 +251,7 @@ def score_retrieval(
 
 def score_queries(retrieval: Retrieval, chunk_size: int = CHUNK_SIZE) -> QueryScores:
     """Score the ranking of each query by itself."""
-    parts = [_score_chunk(chunk) for chunk in retrieval.chunks(chunk_size)]
+    parts = retrieval.map_chunks(_score_chunk, chunk_size)
     return QueryScores(*map(np.concatenate, zip(*parts, strict=True)))
 
 
