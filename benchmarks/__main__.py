@@ -17,7 +17,7 @@ from benchmarks.scaling import FULL_CURVE, QUICK_CURVE, TINY_CURVE, measure_curv
 from benchmarks.scaling import HEADINGS as CURVE_HEADINGS
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
 from engine.checkpoint import save_json
-from engine.setup import run_command, setup_log
+from engine.setup import keep_freed_memory, run_command, setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not args.output.parent.is_dir():
         raise UserError(f"--output {args.output}: there is no folder {args.output.parent}; make it first")
     setup_log()
+    keep_freed_memory()  # as train_net.py and test_net.py do on a CPU; both ways gain
     logging.getLogger("modeling").setLevel(logging.WARNING)
     sizes, curve = SIZES[args.size or "full"]
     about = describe_machine()

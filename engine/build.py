@@ -8,15 +8,18 @@ from yacs.config import CfgNode
 from engine.distributed import World
 from engine.evaluate import Evaluation
 from engine.run_state import TrainSettings
-from engine.setup import choose_device
+from engine.setup import choose_device, keep_freed_memory
 from evaluation.build import make_evaluator
 from structures import MISSING_SETTINGS, Modality, RetrievalSet, UserError
 
 
 def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
-    """The device that this process computes on."""
+    """The device that this process computes on; if it is the CPU, the process keeps the memory it frees."""
     local_rank = world.local_rank if world is not None and world.size > 1 else None
-    return choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID, local_rank)
+    device = choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID, local_rank)
+    if device.type == "cpu":
+        keep_freed_memory()
+    return device
 
 
 def missing_modalities(cfg: CfgNode) -> tuple[Modality, ...]:

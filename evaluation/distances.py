@@ -9,7 +9,7 @@ import numpy as np
 from structures import UserError
 
 CHUNK_SIZE = 256  # queries at once, unless CHUNK_BYTES asks for fewer
-CHUNK_BYTES = 2**29  # of the distances that are held at once
+CHUNK_BYTES = 2**29  # of the distances that a thread holds at once
 BLOCK_BYTES = 2**25  # of the features that are converted at once
 COPY_BYTES = 2**28  # up to this size a float64 copy of the gallery is held
 
@@ -35,10 +35,10 @@ class SquaredEuclidean:
         """
         check_features(query_features, gallery_features)
         self._query, self._gallery = query_features, gallery_features
-        if 8 * gallery_features.size <= COPY_BYTES:
-            self._gallery = gallery_features.astype(np.float64, copy=False)
-        self._gallery_norms = _squared_norms(self._gallery)  # (G,)
-        self._repeated, self._first = _repeated_rows(self._gallery)
+        self._gallery_norms = _squared_norms(gallery_features)  # (G,)
+        self._repeated, self._first = _repeated_rows(gallery_features)
+        is_small = 8 * gallery_features.size <= COPY_BYTES
+        self._copy = self._widened(slice(None)) if is_small else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -48,17 +48,23 @@ class SquaredEuclidean:
     def of(self, queries: slice) -> np.ndarray:
         """The squared distances of some queries to all gallery items, (Q', G), a new array."""
         query = self._query[queries].astype(np.float64, copy=False)
-        distances = np.empty((len(query), len(self._gallery)))
-        doubled = -2 * query
-        for block in _blocks(self._gallery):
-            gallery = self._gallery[block].astype(np.float64, copy=False)
-            np.matmul(doubled, gallery.T, out=distances[:, block])
-        norms = np.square(query).sum(axis=1)
-        for row, norm in zip(distances, norms, strict=True):  # one by one, so that it stays in the cache
-            row += self._gallery_norms
-            row += norm
-            row[self._repeated] = row[self._first]
+        # |q - g|^2 as one product, (-2q, 1, |q|^2) with (g, |g|^2, 1): the norms cost no pass of their own.
+        query = np.column_stack([-2 * query, np.ones(len(query)), _squared_norms(query)])
+        if self._copy is not None:
+            distances = query @ self._copy.T
+        else:
+            distances = np.empty((len(query), len(self._gallery)))
+            for block in _blocks(self._gallery):
+                np.matmul(query, self._widened(block).T, out=distances[:, block])
+        if len(self._repeated):
+            for row in distances:
+                row[self._repeated] = row[self._first]
         return distances
+
+    def _widened(self, rows: slice) -> np.ndarray:
+        """Some gallery features in float64, with their squared norm and a 1 behind: (G', D + 2)."""
+        features = self._gallery[rows]
+        return np.column_stack([features, self._gallery_norms[rows], np.ones(len(features))])
 
     def in_gallery(self, places: np.ndarray) -> SquaredEuclidean:
         """The distances to some of the gallery items, given by their places."""

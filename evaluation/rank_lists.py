@@ -36,7 +36,7 @@ class RankLists:
 
 def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> RankLists:
     """List the `top` nearest kept items of every query, or all there are, and its nearest right match."""
-    parts = [_nearest_in_chunk(chunk, top) for chunk in retrieval.chunks(chunk_size)]
+    parts = retrieval.map_chunks(lambda chunk: _nearest_in_chunk(chunk, top), chunk_size)
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
     joined |= {name: retrieval.distances.to_report(joined[name]) for name in ("distances", "match_distances")}
     return RankLists(**joined)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from evaluation.distances import CHUNK_SIZE, GivenDistances, SquaredEuclidean, r
 from structures import RankingMetrics, UserError
 
 MAX_RANK = 50
+THREADS = 2  # chunks of distances at once; each has CHUNK_BYTES
+
+T = TypeVar("T")
 
 
 class RankedChunk(NamedTuple):
@@ -72,15 +75,24 @@ class Retrieval:
             gallery_groups=self.gallery_groups[places],
         )
 
-    def chunks(self, chunk_size: int = CHUNK_SIZE) -> Iterator[RankedChunk]:
-        """The right matches of at most `chunk_size` queries at a time; of fewer if the gallery is large."""
+    def map_chunks(
+        self, function: Callable[[RankedChunk], T], chunk_size: int = CHUNK_SIZE, threads: int = THREADS
+    ) -> list[T]:
+        """What `function` makes of the right matches, of some queries at a time; all of them in order.
+
+        Args:
+            function: takes the queries of a chunk; it may be called from several threads.
+            chunk_size: the most queries in a chunk; fewer if the gallery is large.
+            threads: chunks at once; while one is sorted, the distances of another are multiplied.
+        """
         num_queries, num_gallery = self.distances.shape
         by_id = np.argsort(self.gallery_ids, kind="stable")
         # The items with the identity of a query are by_id[start : start + count], as the gallery has them.
         starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
         counts = np.searchsorted(self.gallery_ids, self.query_ids, "right", sorter=by_id) - starts
         chunk_size = rows_at_once(num_gallery + 8 * counts.max(), chunk_size)
-        for first in range(0, num_queries, chunk_size):
+
+        def ranked(first: int) -> T:
             chunk = slice(first, first + chunk_size)
             distances = self.distances.of(chunk)
             queries = np.repeat(np.arange(len(distances)), counts[chunk])
@@ -88,14 +100,16 @@ class Retrieval:
             dropped = self.query_groups[chunk][queries] == self.gallery_groups[places]
             distances[queries[dropped], places[dropped]] = np.inf
             queries, places = queries[~dropped], places[~dropped]
-            order = np.lexsort((distances[queries, places], queries))
-            queries, places = queries[order], places[order]
-            bounds = np.searchsorted(queries, np.arange(len(distances) + 1)).tolist()
-            before = [
-                items_before(row, places[start:end])
-                for row, (start, end) in zip(distances, pairwise(bounds), strict=True)
-            ]
-            yield RankedChunk(distances, queries, places, ranks=1 + np.concatenate(before))
+            wanted = distances[queries, places]
+            order = np.lexsort((wanted, queries))
+            queries, places, wanted = queries[order], places[order], wanted[order]
+            bounds = np.searchsorted(queries, np.arange(len(distances) + 1))
+            ranks = 1 + items_before(distances, places, wanted, bounds)
+            return function(RankedChunk(distances, queries, places, ranks))
+
+        firsts = range(0, num_queries, chunk_size)
+        with ThreadPoolExecutor(min(threads, len(firsts))) as pool:
+            return list(pool.map(ranked, firsts))
 
 
 def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -104,34 +118,46 @@ def _ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(counts.sum()) + np.repeat(starts - before, counts)
 
 
-def items_before(distances: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """How many items a stable sort puts before the given ones, found without sorting all items by place.
+def items_before(
+    distances: np.ndarray, places: np.ndarray, wanted: np.ndarray, bounds: np.ndarray
+) -> np.ndarray:
+    """How many items a stable sort of each row puts before the given ones; only the values are sorted.
 
     Items farther than the last of the given ones are left out. Of the others only the values are sorted, and
     the given ones are searched among them. If one of these ties with another item, the places decide, and
-    the items left are sorted by place after all.
+    the items left of this row are sorted by place after all.
 
     Args:
-        distances: (G,).
-        places: (M,) in [0, G), in the order of the stable sort: by distance, then by place.
+        distances: (Q', G).
+        places: (H,) in [0, G), row by row, in the order of the stable sort: by distance, then by place.
+        wanted: (H,) their distances.
+        bounds: (Q' + 1,) where the places of each row begin, and where the last ones end.
 
     Returns:
-        (M,) ascending.
+        (H,) ascending in each row.
     """
-    if len(places) == 0:
-        return places
-    wanted = distances[places]
-    near = distances <= wanted[-1]
-    values = distances.compress(near)
-    values.sort()
-    before = values.searchsorted(wanted)
-    if np.array_equal(values.searchsorted(wanted, "right"), before + 1):
-        return before
-    candidates = near.nonzero()[0]
+    before, through = np.empty_like(places), np.empty_like(places)  # nearer items; those and the equal ones
+    for row, start, end in zip(distances, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if start < end:
+            own = wanted[start:end]
+            values = row.compress(row <= own[-1])
+            values.sort()
+            before[start:end] = values.searchsorted(own)
+            through[start:end] = values.searchsorted(own, "right")
+    ties = np.flatnonzero(through > before + 1)
+    for query in np.unique(np.searchsorted(bounds, ties, "right") - 1):
+        own_places = slice(bounds[query], bounds[query + 1])
+        before[own_places] = _items_before_by_place(distances[query], places[own_places])
+    return before
+
+
+def _items_before_by_place(distances: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """`items_before` for one row (G,) and its places (M,), M > 0, where items tie."""
+    candidates = np.flatnonzero(distances <= distances[places[-1]])
     order = candidates[distances[candidates].argsort(kind="stable")]
     is_wanted = np.zeros(len(distances), dtype=bool)
     is_wanted[places] = True
-    return is_wanted[order].nonzero()[0]
+    return np.flatnonzero(is_wanted[order])
 
 
 class QueryScores(NamedTuple):
@@ -225,7 +251,7 @@ def score_retrieval(
 
 def score_queries(retrieval: Retrieval, chunk_size: int = CHUNK_SIZE) -> QueryScores:
     """Score the ranking of each query by itself."""
-    parts = [_score_chunk(chunk) for chunk in retrieval.chunks(chunk_size)]
+    parts = retrieval.map_chunks(_score_chunk, chunk_size)
     return QueryScores(*map(np.concatenate, zip(*parts, strict=True)))
 
 

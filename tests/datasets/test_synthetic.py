@@ -107,11 +107,11 @@ class TestLayout:
         assert all(hard[key] == 2 * easy[key] for key in twice)
 
     def test_sets_of_other_names_stand_side_by_side(self, tmp_path: Path) -> None:
-        hard = replace(MINI, clutter_boxes=8)
-        folders = ensure_synthetic(tmp_path, spec=MINI), ensure_synthetic(tmp_path, name="Hard", spec=hard)
+        more = replace(MINI, clutter_boxes=8)
+        folders = ensure_synthetic(tmp_path, spec=MINI), ensure_synthetic(tmp_path, name="Hard", spec=more)
         assert folders == (tmp_path / "Synthetic", tmp_path / "Hard")
-        images = [np.asarray(Image.open(next((folder / "test" / "RGB").iterdir()))) for folder in folders]
-        assert not np.array_equal(*images)
+        easy, hard = (np.asarray(Image.open(min((f / "test" / "RGB").iterdir()))) for f in folders)
+        assert not np.array_equal(easy, hard)
 
     def test_image_sizes_and_channels(self, mini: Path) -> None:
         for kind, channels in zip(KINDS, ("RGB", "L", "L", "1"), strict=True):

@@ -1,6 +1,9 @@
 import fcntl
 import logging
+import platform
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from engine.interrupt import RunStopped
 from engine.setup import (
     begin_run,
     choose_device,
+    keep_freed_memory,
     resume_command,
     run_command,
     seed_everything,
@@ -200,3 +204,31 @@ def test_what_an_interrupted_report_leaves_does_not_stop_a_run(tmp_path: Path) -
     (tmp_path / "run" / ".last.pth.tmp").write_text("half")
     start_run(tmp_path / "run", overwrite=False, resume=False)
     assert not (tmp_path / "run" / ".last.pth.tmp").exists()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.parametrize("keep", [True, False])
+def test_freed_memory_is_kept(keep: bool) -> None:
+    """In a process of its own: a second block takes the place of the first, and none of its pages are new."""
+    code = f"""
+import resource
+import numpy as np
+from engine.setup import keep_freed_memory
+if {keep}:
+    keep_freed_memory()
+np.ones(2**26, dtype=np.uint8)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(2**26, dtype=np.uint8)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (int(found.stdout) < 10) == keep
+
+
+def test_other_c_libraries_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    with caplog.at_level(logging.DEBUG):
+        keep_freed_memory()
+    assert "left to the C library" in caplog.text

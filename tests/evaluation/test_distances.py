@@ -31,6 +31,7 @@ def test_a_large_gallery_stays_in_float32_and_is_converted_in_blocks(monkeypatch
     monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 5 * 7)
     in_blocks = SquaredEuclidean(query, gallery)
     assert in_blocks._gallery is gallery
+    assert in_blocks._copy is None
     np.testing.assert_allclose(in_blocks.of(slice(2, 6)), whole[2:6], atol=1e-13)
     assert (in_blocks.of(slice(0, 9))[:, 40:] == in_blocks.of(slice(0, 9))[:, [3]]).all()
     gallery[45] = np.nan

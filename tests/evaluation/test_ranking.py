@@ -182,7 +182,7 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
     matrix = retrieval.distances.of(slice(0, len(retrieval.query_ids)))
     lists = nearest(retrieval, 10)
     scores = score_queries(retrieval)
-    (chunk,) = retrieval.chunks()
+    (chunk,) = retrieval.map_chunks(lambda chunk: chunk)
     for query, row in enumerate(matrix):
         order, right = sorted_in_full(retrieval, query, row)
         ranks = 1 + np.flatnonzero(right)
@@ -199,11 +199,18 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    num_items = generator.integers(1, 80)
-    distances = generator.integers(0, generator.integers(1, 200), num_items) / 7
-    order = np.argsort(distances, kind="stable")
-    positions = np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
-    assert items_before(distances, order[positions]).tolist() == positions.tolist()
+    num_rows, num_items = generator.integers(1, (5, 80))
+    distances = generator.integers(0, generator.integers(1, 1000), (num_rows, num_items)) / 7
+    orders = np.argsort(distances, axis=1, kind="stable")
+    rows = [
+        np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
+        for _ in distances
+    ]
+    places = np.concatenate([order[positions] for order, positions in zip(orders, rows, strict=True)])
+    counts = [len(positions) for positions in rows]
+    wanted = distances[np.repeat(np.arange(num_rows), counts), places]
+    found = items_before(distances, places, wanted, np.cumsum([0, *counts]))
+    assert found.tolist() == np.concatenate(rows).tolist()
 
 
 def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,10 +218,22 @@ def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.M
     num_queries, num_gallery = retrieval.distances.shape
     whole = score_queries(retrieval)
     monkeypatch.setattr(distances_module, "CHUNK_BYTES", 8 * num_gallery * 4)
-    sizes = [len(chunk.distances) for chunk in retrieval.chunks()]
+    sizes = retrieval.map_chunks(lambda chunk: len(chunk.distances))
     assert max(sizes) < 4 < num_queries == sum(sizes)  # less than 4: the right matches take memory too
     for found, wanted in zip(score_queries(retrieval), whole, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_threads_do_not_change_the_ranks_or_their_order(seed: int) -> None:
+    retrieval = retrieval_with_ties(seed)
+
+    def ranks(chunk_size: int, threads: int) -> list[int]:
+        parts = retrieval.map_chunks(lambda chunk: chunk.ranks, chunk_size, threads)
+        return np.concatenate(parts).tolist()
+
+    assert ranks(3, 2) == ranks(3, 8) == ranks(3, 1)
+    assert len(ranks(3, 1)) == len(ranks(1000, 1))
 
 
 def test_queries_without_a_right_match_are_skipped_and_counted() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from config.defaults import get_cfg
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import AggregatedTokens
+from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
 from structures import MISSING_SETTINGS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SMALL = {
@@ -314,7 +314,7 @@ def test_settings_reach_the_parts() -> None:
         0.15,
     ]
     assert model.backbone.embedding_factor == 3.0
-    assert model.sdtps is not None
+    assert isinstance(model.sdtps, MultiModalSDTPS)
     for selector in model.sdtps.selectors:
         assert (selector.sparse_ratio, selector.beta) == (0.25, 0.1)
         assert (selector.use_gumbel, selector.gumbel_tau) == (True, 0.7)

@@ -188,8 +188,8 @@ def test_guide_class_compares_with_the_class_tokens_ahead_of_pife(make_batch: Ma
         tokens = model.encode(batch)
         output = model.fuse(tokens)
         assert output.selection is not None
-        assert model.sdtps is not None
         scores.append(output.selection.scores.rgb)
     assert not torch.equal(scores[0], scores[1])
+    assert model.sdtps is not None
     expected = model.sdtps(tokens.patches, tokens.globals_)[0].scores
     assert torch.equal(scores[1], expected)
