@@ -41,7 +41,8 @@ def score_command(run: Run) -> list[str]:
     cfg = run.cfg
     settings = ["DATASETS.ROOT_DIR", cfg.DATASETS.ROOT_DIR, "MODEL.DEVICE_ID", cfg.MODEL.DEVICE_ID]
     command = [sys.executable, "-m", "tools.ablation.scores", "--epoch", run.epoch]
-    return [*command, str(run.folder), *settings]
+    program = [] if run.program is None else ["--program", str(run.program)]
+    return [*command, *program, str(run.folder), *settings]
 
 
 @dataclass(frozen=True)

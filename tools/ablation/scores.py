@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,8 +131,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("settings", metavar="KEY VALUE", nargs="*", help="settings that differ from its own")
     parser.add_argument("--epoch", choices=list(FILES), default="last", help="which checkpoint to evaluate")
+    parser.add_argument("--program", type=Path, help="what trained it in place of train_net.py")
     args = parser.parse_intermixed_args(argv)
     setup_log()
+    if args.program is not None:
+        sys.path.insert(0, str(args.program.parent))  # as where Python runs it
+        runpy.run_path(str(args.program))  # it patches, but does not train, since its name is not __main__
     score_queries(args.run, args.settings, args.epoch)
 
 
