@@ -213,8 +213,8 @@ class ModalTokens:
     Attributes:
         globals_: class tokens, each (B, C).
         patches: patch tokens that are left, each (B, n, C); all N without slimming.
-        attention: how much the class token attends to each patch, on average over the blocks, each (B, N); 0
-            for a patch in blocks that slimming has spared it. None unless the backbone is asked for it.
+        attention: log of the class token's attention to each patch, on average over the blocks that the patch
+            went through, each (B, N). None unless the backbone is asked for it.
         places: where they are in the images; None without slimming.
     """
 

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
     "MODEL.SDTPS_SELECT": ("score", "random", "all"),
-    "MODEL.SDTPS_GUIDE": ("reduced", "class", "vote"),
+    "MODEL.SDTPS_GUIDE": ("reduced", "class", "attention"),
     "MODEL.SLIM_SCORE": ("attention", "cosine"),
     "DATALOADER.CACHE": ("none", "ram"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
@@ -64,7 +64,6 @@ UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
         for name in (
             "SELECT",
             "GUIDE",
-            "VOTE_LOSS_WEIGHT",
             "SPARSE_RATIO",
             "AGGR_RATIO",
             "BETA",
@@ -232,8 +231,11 @@ def warn_about_unused(cfg: CfgNode) -> None:
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
     slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
-    votes = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "vote"
-    for key, needs_alignment in {"MODEL.SLIM_CROSS": slims_aligned, "MODEL.SDTPS_GUIDE vote": votes}.items():
+    looks = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "attention"
+    for key, needs_alignment in {
+        "MODEL.SLIM_CROSS": slims_aligned,
+        "MODEL.SDTPS_GUIDE attention": looks,
+    }.items():
         if needs_alignment and not cfg.INPUT.SHARED_AUGMENT:
             logger.warning(
                 "%s compares the same place in the three images, which separate augmentation moves apart; "

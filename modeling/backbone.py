@@ -23,6 +23,7 @@ CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"
 TIMM_NAMES = {CLIP_VIT_B16: "vit_base_patch16_clip_quickgelu_224"}
 CLIP_WIDTH = 512
+SMALLEST_ATTENTION = 1e-8  # whose log is taken
 
 
 class StridedPatchEmbed(PatchEmbed):
@@ -126,8 +127,8 @@ class EncodedImages(NamedTuple):
     Attributes:
         globals_: class tokens, (B, C).
         patches: patch tokens that are left, (B, n, C); all N without slimming.
-        attention: of the class token to each patch, mean over heads and blocks, (B, N), without gradient; 0
-            for a patch in the blocks behind the one that dropped it. None unless asked for.
+        attention: log of the class token's attention to each patch, mean over the blocks that the patch went
+            through, (B, N), without gradient. None unless asked for.
         places: where they are in the image; None without slimming.
     """
 
@@ -263,12 +264,12 @@ class Backbone(nn.Module):
             present: whether an image is there, (B,); False where it is missing.
 
         Returns:
-            The prefix tokens, the patches that are left and the extra token; the attention to each patch,
-            mean over the blocks, (B, N); where the patches are.
+            The prefix tokens, the patches that are left and the extra token; the log attention to each patch,
+            mean over its blocks, (B, N); where the patches are.
         """
         num_prefix = self.vit.num_prefix_tokens
         state = SlimTokens.whole(tokens, num_prefix)
-        attention = torch.zeros_like(state.scores)
+        log_attention, num_blocks = torch.zeros_like(state.scores), torch.zeros_like(state.scores)
         layers = attention_layers(self.vit)
         for layer, (block, block_attention) in enumerate(zip(self.vit.blocks, layers, strict=True), start=1):
             slims = layer in self.slim_layers
@@ -283,10 +284,11 @@ class Backbone(nn.Module):
                 hook.remove()
             with torch.set_grad_enabled(slims and torch.is_grad_enabled()):
                 attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
-            here = attended.detach()[:, : state.positions.shape[1]] / len(layers)
-            attention = attention.scatter_add(1, state.positions, here)
+            here = attended.detach()[:, : state.positions.shape[1]].clamp(min=SMALLEST_ATTENTION).log()
+            log_attention = log_attention.scatter_add(1, state.positions, here)
+            num_blocks = num_blocks.scatter_add(1, state.positions, torch.ones_like(here))
             if slims:
                 assert self.slimming is not None
                 state = self.slimming(state.updated(tokens), attended, present)
                 tokens = state.joined()
-        return tokens, attention, PatchPlaces(state.positions, state.scores)
+        return tokens, log_attention / num_blocks, PatchPlaces(state.positions, state.scores)

@@ -56,7 +56,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         slim_layers=options.SLIM_LAYERS,
         tell_attention=options.USE_SDTPS
         and options.SDTPS_SELECT == "score"
-        and options.SDTPS_GUIDE == "vote",
+        and options.SDTPS_GUIDE == "attention",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
@@ -113,6 +113,5 @@ def _make_sdtps(options: CfgNode, dim: int, num_patches: int) -> MultiModalSDTPS
         beta=options.SDTPS_BETA,
         use_gumbel=options.SDTPS_USE_GUMBEL,
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
-        voting=options.SDTPS_GUIDE == "vote",
         at_random=options.SDTPS_SELECT == "random",
     )

@@ -12,7 +12,7 @@ from modeling.backbone import Backbone
 from modeling.hdm import HDM
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
-from modeling.sdtps import AggregatedTokens, AllPatches, MultiModalSDTPS, vote_loss
+from modeling.sdtps import AggregatedTokens, AllPatches, MultiModalSDTPS, attention_map
 from structures import (
     ModalBatch,
     Modality,
@@ -36,6 +36,7 @@ class MultiModalReID(nn.Module):
         pife: joins globals and patches.
         sdtps: token selection, feeds the head `sdtps`.
         guide: the globals with which SDTPS compares patches: `reduced`, behind PIFE, or `class`, ahead of it.
+            Where the backbone tells its attention, SDTPS goes by that.
         hdm: decoupling, feeds the head `moe`.
         atmoe: weighs what `hdm` gives.
         num_views: how many views share one camera in the camera embedding; 0 without view embedding.
@@ -131,13 +132,14 @@ class MultiModalReID(nn.Module):
             globals_ = self.pife(globals_, patches)
 
         features = {name: self._gather(f) for name, f in self._original_features(globals_).items()}
-        selection: Selection | None = None
-        aux_losses: dict[str, Tensor] = {}
+        selection = None
         if self.sdtps is not None:
             guides = globals_ if self.guide == "reduced" else tokens.globals_
             positions = None if tokens.places is None else tokens.places.map(lambda place: place.positions)
-            results: list[AggregatedTokens] = self.sdtps(patches, guides, positions)
-            aux_losses |= self._teach(results, tokens.attention, positions)
+            maps = tokens.attention and tokens.attention.map(
+                lambda seen: attention_map(seen, self.backbone.grid)
+            )
+            results: list[AggregatedTokens] = self.sdtps(patches, guides, maps, positions)
             pooled = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
             features["sdtps"] = self._gather(pooled)
             selection = self._describe(results, tokens.places)
@@ -147,21 +149,7 @@ class MultiModalReID(nn.Module):
 
         heads = tuple(self.heads[name](feature) for name, feature in features.items())
         slimming = None if tokens.places is None else self._describe_slimming(tokens.places)
-        return ModelOutput(heads, aux_losses, selection=selection or slimming, slimming=slimming)
-
-    def _teach(
-        self,
-        results: Sequence[AggregatedTokens],
-        attention: PerModality[Tensor] | None,
-        positions: PerModality[Tensor] | None,
-    ) -> dict[str, Tensor]:
-        """The loss that teaches SDTPS to vote, if it does."""
-        if attention is None:
-            return {}
-        assert isinstance(self.sdtps, MultiModalSDTPS)
-        learned = [result.sources[:, 0] for result in results]
-        errors = vote_loss(learned, attention, self.sdtps.sparse_ratio, positions)
-        return {"sdtps/vote": self._gather(errors).mean()}
+        return ModelOutput(heads=heads, selection=selection or slimming, slimming=slimming)
 
     def _describe(
         self, results: Sequence[AggregatedTokens], places: PerModality[PatchPlaces] | None

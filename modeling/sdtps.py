@@ -105,6 +105,24 @@ def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
     return min_max_normalise(F.cosine_similarity(patches.float(), guide.float().unsqueeze(1), dim=-1))
 
 
+@torch.no_grad()
+def attention_map(attention: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Where a class token looks, as a judgement of the patches.
+
+    Stretched to [0, 1], then averaged over each patch and its eight neighbours: a person is larger than a
+    patch, while attention is noisy from patch to patch. Beyond the border there is nothing, that is, 0.
+
+    Args:
+        attention: to each patch, in any increasing scale, (B, P).
+        grid: rows and columns of the patches, P = rows * columns.
+
+    Returns:
+        (B, P), in [0, 1], without gradient.
+    """
+    stretched = min_max_normalise(attention.float()).unflatten(1, (1, *grid))
+    return F.avg_pool2d(stretched, kernel_size=3, stride=1, padding=1).flatten(1)
+
+
 def combine_scores(learned: Tensor, own: Tensor, others: Sequence[Tensor], beta: float) -> Tensor:
     """(1 - 2 beta) * learned + beta * (sum of others + 2 * own); all (..., N)."""
     similar = 2 * own
@@ -339,8 +357,6 @@ class MultiModalSDTPS(nn.Module):
         beta: weight of the similarities in the score.
         use_gumbel: straight-through Gumbel decision in training.
         gumbel_tau: its temperature.
-        voting: the modalities judge the patches of one of them by their learned scores at the same place, and
-            not by the similarity with their globals. Train these scores with `vote_loss`.
         at_random: keep patches at random, as a control; there is then no score to weigh or to train.
     """
 
@@ -355,12 +371,9 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
-        voting: bool = False,
         at_random: bool = False,
     ) -> None:
         super().__init__()
-        self.sparse_ratio = sparse_ratio
-        self.voting = voting
         self.selectors = nn.ModuleList(
             RandomSparse(sparse_ratio, seed=index)
             if at_random
@@ -373,29 +386,35 @@ class MultiModalSDTPS(nn.Module):
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
     def forward(
-        self, patches: Sequence[Tensor], guides: Sequence[Tensor], places: Sequence[Tensor] | None = None
+        self,
+        patches: Sequence[Tensor],
+        guides: Sequence[Tensor],
+        maps: Sequence[Tensor] | None = None,
+        places: Sequence[Tensor] | None = None,
     ) -> list[AggregatedTokens]:
         """Process the M modalities.
 
         Args:
             patches: M tensors (B, N, C).
             guides: M global features (B, C), in the same order, with which the patches are compared.
-            places: M tensors (B, N): where the patches are, if places differ between the modalities.
+            maps: M tensors (B, P), see `attention_map`. If given, each modality judges the patch at a
+                place by its map, and not by its guide.
+            places: M tensors (B, N), in [0, P): where the patches are; None if N = P and they are in order.
 
         Returns:
             One result per modality, in the same order.
         """
         selectors = cast(Sequence[TokenSparse | RandomSparse], self.selectors)  # a ModuleList does not tell
-        # A vote judges the patches as they are; it is not for them to change so that it gets easier.
-        judged = [tokens.detach() for tokens in patches] if self.voting else patches
-        learned = [select.predict(tokens) for select, tokens in zip(selectors, judged, strict=True)]
+        learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]
         results = []
         for index, (select, aggregate) in enumerate(zip(selectors, self.aggregators, strict=True)):
             order = [index, *(other for other in range(len(patches)) if other != index)]
-            if self.voting:
-                similarities = [_at_places(learned[m].detach(), places, m, index) for m in order]
-            else:
+            if maps is None:
                 similarities = [guidance_score(patches[index], guides[m]) for m in order]
+            else:
+                similarities = [
+                    maps[m] if places is None else maps[m].gather(1, places[index]) for m in order
+                ]
             sparse: SparseTokens = select(patches[index], learned[index], similarities)
             assert isinstance(aggregate, TokenAggregation)
             weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)
@@ -407,45 +426,6 @@ class MultiModalSDTPS(nn.Module):
                 AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, shares)
             )
         return results
-
-
-def _at_places(said: Tensor, places: Sequence[Tensor] | None, source: int, target: int) -> Tensor:
-    """What one modality says of its patches, (B, N), at the places of another's; 0 where it has none."""
-    if places is None:
-        return said
-    size = 1 + max(int(there.max()) for there in places)
-    everywhere = said.new_zeros(len(said), size).scatter(1, places[source], said)
-    return everywhere.gather(1, places[target])
-
-
-def vote_loss(
-    learned: Sequence[Tensor],
-    attention: Sequence[Tensor],
-    sparse_ratio: float,
-    places: Sequence[Tensor] | None = None,
-) -> Tensor:
-    """Teach the learned scores which patches the class tokens of all modalities agree on.
-
-    The images are aligned, while clutter and sensor faults differ between them. So a place that several class
-    tokens attend to is likely on the person. Right are the K places with the highest sum of attention, each
-    map stretched to [0, 1]. The scores learn this from many images, and are less noisy than their teacher.
-
-    Args:
-        learned: of the patches of each modality, in (0, 1), (B, N), with gradient.
-        attention: of the class token of each modality to all places of its image, (B, P).
-        sparse_ratio: share of the P places that are right.
-        places: where the patches are, each (B, N), in [0, P); None if N = P and they are in order.
-
-    Returns:
-        Mean cross-entropy of each sample, (B,).
-    """
-    agreed = torch.stack([min_max_normalise(seen) for seen in attention]).sum(dim=0)
-    right = choose(agreed, sparse_ratio).decision  # (B, P)
-    targets = [right] * len(learned) if places is None else [right.gather(1, there) for there in places]
-    # As torch's binary cross-entropy, which refuses to work under autocast.
-    likelihoods = [torch.where(t > 0, s, 1 - s) for s, t in zip(learned, targets, strict=True)]
-    errors = [-likelihood.clamp(min=1e-7).log().mean(dim=1) for likelihood in likelihoods]
-    return torch.stack(errors).mean(dim=0)
 
 
 class AllPatches(nn.Module):
