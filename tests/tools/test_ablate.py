@@ -122,8 +122,10 @@ def test_the_summary_says_what_was_put_in(study: Study) -> None:
     assert rows[1]["mAP word"] == "better"
     page = (study.output / "summary.md").read_text()
     assert re.search(r"\| wide \| \+10\.0 \[\+10\.0, \+10\.0\] \| better \|", page)
-    for text in ("last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "the same seed in both variants"):
+    kept = "| wide | 60.0 ± 0.0 | 50.0 ± 0.0 | 40.0 ± 0.0 | 50.0 ± 0.0 | +0.0 [+0.0, +0.0] |"
+    for text in ("last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "the same seed in both variants", kept):
         assert text in page.replace("\n", " ")
+    assert float(rows[1]["on person, NI mean"]) == 50
 
 
 def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:

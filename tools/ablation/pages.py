@@ -11,10 +11,12 @@ from matplotlib.figure import Figure
 
 from engine.checkpoint import save_json, save_text, write_atomically
 from tools.ablation.bootstrap import WORDS, Difference
-from tools.ablation.summary import MEASURES, Summary, as_dict, mean_and_spread
+from tools.ablation.summary import KEPT, MEASURES, Summary, as_dict, mean_and_spread
 
 COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
 """By the word for a difference; the colour-blind can tell them apart."""
+COMPARED = ("mAP", "R-1", "on person")
+"""The measures whose differences have an interval."""
 DIGITS = {"GFLOPs": 4, "minutes": 2}
 """Behind the point, where it is not 1."""
 
@@ -38,6 +40,10 @@ interval**: *better* and *worse* hold for these two runs, and not yet for their 
 LEGEND = """\
 `on person`: share of the kept patches that lie on the person, mean of the modalities, in percent. `GFLOPs`:
 multiply-adds for one triple. `minutes`: of training, from the start of the process to its end."""
+
+
+KEPT_LEGEND = """\
+In percent of the kept patches. The difference is that of the means; its interval is over seeds alone."""
 
 
 def write_summary(summary: Summary, folder: Path) -> list[Path]:
@@ -81,7 +87,7 @@ def _rows(header: list[str], rows: list[list[str]]) -> str:
 
 
 def markdown(summary: Summary) -> str:
-    """The summary as a page: two tables, and what the numbers mean."""
+    """The summary as a page: its tables, and what the numbers mean."""
     measured = [
         [
             variant.name,
@@ -111,6 +117,8 @@ def markdown(summary: Summary) -> str:
         _rows(["variant", "seeds", *MEASURES, "pattern"], measured),
         LEGEND,
     ]
+    if any(variant.values("on person") for variant in summary.variants):
+        blocks += ["## Kept patches on the person", _kept_table(summary), KEPT_LEGEND]
     if compared:
         pairs = {d.num_seeds for variant in summary.variants for d in variant.differences.values()}
         header = ["variant", "Δ mAP [95 %]", "mAP is", "Δ R-1 [95 %]", "R-1 is", "pairs of seeds"]
@@ -120,18 +128,35 @@ def markdown(summary: Summary) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
+def _kept_table(summary: Summary) -> str:
+    """By modality, of the variants that select patches."""
+    names = [*KEPT.values(), "on person"]
+    rows = [
+        [
+            variant.name,
+            *(_cell(variant.values(name), name) for name in names),
+            *_interval(variant.differences.get("on person")),
+        ]
+        for variant in summary.variants
+        if variant.values("on person")
+    ]
+    header = ["variant", *(modality.value for modality in KEPT), "mean"]
+    return _rows([*header, f"Δ to {summary.reference} [95 %]", "it is"], rows)
+
+
 def table_csv(summary: Summary) -> str:
     """One row per variant, numbers in full."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    of_measures = [f"{measure} {what}" for measure in MEASURES for what in ("mean", "std")]
+    names = [*MEASURES, *KEPT.values()]
+    of_measures = [f"{measure} {what}" for measure in names for what in ("mean", "std")]
     of_differences = [
-        f"{measure} {what}" for measure in ("mAP", "R-1") for what in ("difference", "low", "high", "word")
+        f"{measure} {what}" for measure in COMPARED for what in ("difference", "low", "high", "word")
     ]
     writer.writerow(["variant", "seeds", "pattern", "epoch", *of_measures, *of_differences, "pairs of seeds"])
     for variant in summary.variants:
-        measures = [mean_and_spread(variant.values(measure)) or (None, None) for measure in MEASURES]
-        differences = [variant.differences.get(measure) for measure in ("mAP", "R-1")]
+        measures = [mean_and_spread(variant.values(measure)) or (None, None) for measure in names]
+        differences = [variant.differences.get(measure) for measure in COMPARED]
         writer.writerow(
             [
                 variant.name,

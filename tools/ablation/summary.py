@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from structures import RETURN_PATTERNS, UserError
+from structures import RETURN_PATTERNS, Modality, UserError
 from tools.ablation.bootstrap import Difference, paired_bootstrap
 from tools.ablation.run_folder import read_metrics, training_seconds
 from tools.ablation.scores import EPOCHS, QueryScores, read_scores
@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 MEASURES = ("mAP", "R-1", "on person", "GFLOPs", "minutes")
 """What each run is measured by: percent, percent, percent of the kept patches, per triple, of training."""
+KEPT = {modality: f"on person, {modality.value}" for modality in Modality}
+"""By modality, the name of a further measure: percent of its kept patches."""
 TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
 
 
@@ -27,7 +29,7 @@ class RunResult:
     """What one finished run has reached.
 
     Attributes:
-        measures: by the names of `MEASURES`; None where it is not known.
+        measures: by the names of `MEASURES` and `KEPT`; None where it is not known.
         epoch: the epoch that the numbers are from.
         scores: of each query.
     """
@@ -44,8 +46,8 @@ class VariantSummary:
     Attributes:
         name: of the variant.
         results: by seed, those that are finished.
-        differences: in `mAP` and `R-1` to the reference, in percent; empty for the reference itself, and
-            where no seed is finished in both.
+        differences: in `mAP`, `R-1` and perhaps `on person` to the reference, in percent; empty for the
+            reference itself, and where no seed is finished in both.
     """
 
     name: str
@@ -117,18 +119,18 @@ def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunRe
     if abs(again - ranking["mAP"]) > TOLERANCE:
         message = "%s: mAP was %.2f after training and %.2f when the queries were scored"
         logger.warning(message, folder, ranking["mAP"], again)
-    kept: dict[str, float] | None = found.get("kept_patch_precision")
-    on_person = None if kept is None else float(np.mean([kept[name] for name in ("RGB", "NI", "TI")]))
+    kept = found.get("kept_patch_precision", {})
+    on_person = {name: kept.get(modality.value) for modality, name in KEPT.items()}
     seconds = training_seconds(folder)
     values = (
         ranking["mAP"],
         ranking["rank_1"],
-        on_person,
+        float(np.mean(list(on_person.values()))) if kept else None,
         metrics["cost"]["parts"]["total"]["gflops"],
         None if seconds is None else seconds / 60,
     )
     number = found.get("epoch", metrics["epochs"][-1]["epoch"])  # older runs know the last epoch alone
-    return RunResult(dict(zip(MEASURES, values, strict=True)), number, scores)
+    return RunResult(dict(zip(MEASURES, values, strict=True)) | on_person, number, scores)
 
 
 def summarise(
@@ -158,7 +160,10 @@ def summarise(
 
 
 def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -> dict[str, Difference]:
-    """The differences of mAP and R-1, in percent, over the seeds that both variants have."""
+    """The differences of mAP, R-1 and kept patches on the person, over the seeds that both variants have.
+
+    All are in percent. The kept patches are compared seed by seed, and not at all with a single one.
+    """
     seeds = sorted(runs.keys() & reference.keys())
     if not seeds:
         return {}
@@ -169,7 +174,11 @@ def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -
             raise UserError("the runs have different queries; only runs on the same test set can be compared")
     precisions = [100 * np.stack([scores.average_precisions for scores in side]) for side in pairs]
     hits = [100.0 * np.stack([scores.first_hits == 1 for scores in side]) for side in pairs]
-    return {"mAP": paired_bootstrap(*precisions), "R-1": paired_bootstrap(*hits)}
+    found = {"mAP": paired_bootstrap(*precisions), "R-1": paired_bootstrap(*hits)}
+    on_person = [[side[seed].measures["on person"] for seed in seeds] for side in (runs, reference)]
+    if len(seeds) > 1 and None not in (*on_person[0], *on_person[1]):
+        found["on person"] = paired_bootstrap(*(np.array(side, dtype=float)[:, None] for side in on_person))
+    return found
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:
