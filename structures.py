@@ -242,11 +242,11 @@ class Selection:
     Attributes:
         kept: indices of the kept patches, each (B, K), in [0, N).
         scores: one score per patch, each (B, N); larger is kept.
-        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, the similarity
-            with the own global, then with those of the other two modalities, in the order of `Modality`.
-            Slimming does not tell: (B, 0, N).
-        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K). Slimming
-            does not aggregate: (B, 0, K).
+        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, then what the own
+            modality says (similarity with its global, or its attention), then what the other two say, in the
+            order of `Modality`. Slimming and the controls do not tell: (B, 0, N).
+        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K). Slimming and
+            the control without selection do not aggregate: (B, 0, K).
         grid: rows and columns of the patches, N = rows * columns.
     """
 
