@@ -122,6 +122,8 @@ class Row:
 
 def show_seconds(seconds: float) -> str:
     """A time with a fitting unit."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.2f} µs"
     return f"{1000 * seconds:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -22,6 +21,7 @@ from benchmarks.rows_ranking import score_difference, scores_of
 from benchmarks.sizes import Sizes
 from config import load_config
 from engine.evaluate import evaluate
+from engine.train import gradient_norm
 from evaluation.evaluator import RetrievalEvaluator
 from modeling.backbone import CLIP_WIDTH
 from modeling.flops import count_multiply_adds
@@ -240,7 +240,7 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     if clip:
-        nn.utils.clip_grad_norm_(model.parameters(), math.inf)
+        gradient_norm(model.parameters())
     optimizer.step()
     return loss.item()
 

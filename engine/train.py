@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class NonFiniteLossError(UserError):
-    """The loss became NaN or infinite."""
+    """The loss, or its gradient, became NaN or infinite."""
 
 
 class Trainer:
@@ -263,18 +263,21 @@ class Trainer:
             raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch))
         self._last_losses = loss_values
         self.scaler.unscale_(self.optimizer)
-        limit = self.settings.clip_grad or math.inf
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        norm = gradient_norm(self.model.parameters(), self.settings.clip_grad)
+        if self.lag == 0 and not norm.isfinite():  # CUDA is not waited for; there the next loss tells
+            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch, what="gradient"))
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return values, Reading({"gradient_norm": norm})
 
-    def _non_finite_message(self, values: Mapping[str, float], batch: ModalBatch, epoch: int) -> str:
+    def _non_finite_message(
+        self, values: Mapping[str, float], batch: ModalBatch, epoch: int, what: str = "loss"
+    ) -> str:
         def show(losses: Mapping[str, float]) -> str:
             return ", ".join(f"{name} {value:.4g}" for name, value in losses.items()) or "none yet"
 
         return (
-            f"the loss is not finite in epoch {epoch}, step {self.progress.step + 1}: {show(values)}; "
+            f"the {what} is not finite in epoch {epoch}, step {self.progress.step + 1}: {show(values)}; "
             f"last good losses: {show(self._last_losses)}; images: {', '.join(batch.names)}. "
             "Lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
         )
@@ -335,6 +338,14 @@ class Trainer:
             f"everything is saved in {self.folder}"
         )
         return message, 128 + (self.stop.signal or 15)
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
+    """The norm of all gradients, before they are clipped to `limit`; with 0 they stay as they are."""
+    if limit:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
 def _accuracy(output: ModelOutput, person_ids: Tensor) -> Tensor:

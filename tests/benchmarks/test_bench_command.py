@@ -9,7 +9,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import rows_ranking, scaling
 from benchmarks.measure import ChildRun
-from benchmarks.report import RATIO, Figure, Row, text_table
+from benchmarks.report import RATIO, Figure, Row, show_seconds, text_table
 from benchmarks.sizes import FULL, QUICK
 from structures import UserError
 
@@ -101,7 +101,7 @@ def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--tiny", "--scaling", "--output", str(path)])
     points = json.loads(path.read_text())["scaling"]
     assert [point["curve"] for point in points] == ["ranking", "ranking", "re-ranking", "batch", "image"]
-    assert points[1]["cells"] == ["ranking", "100 x 100", "500.00 ms", "5000.00 µs", "1.00 GB"]
+    assert points[1]["cells"] == ["ranking", "100 x 100", "500.00 ms", "5.00 ms", "1.00 GB"]
     command.main(["--markdown", "--output", str(path)])
     assert "| image | 128 x 64 |" in capsys.readouterr().out
 
@@ -148,6 +148,11 @@ def test_a_row_with_another_result_is_not_met() -> None:
     assert row.cells()[-2:] == ["NO", "6.00 x"]
     assert row.cells()[1:3] == ["6.00 s", "1.00 s"]
     assert Row.from_dict(json.loads(json.dumps(row.as_dict()))) == row
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.50 s"), (0.25, "250.00 ms"), (2e-6, "2.00 µs")])
+def test_times_have_a_fitting_unit(seconds: float, text: str) -> None:
+    assert show_seconds(seconds) == text
 
 
 def test_columns_are_as_wide_as_they_need() -> None:

@@ -17,7 +17,7 @@ from engine.interrupt import RunStopped
 from engine.meter import Reading
 from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
-from engine.train import NonFiniteLossError, Trainer
+from engine.train import NonFiniteLossError, Trainer, gradient_norm
 from structures import ModalBatch, ModelOutput, UserError
 
 BatchMaker = Callable[..., ModalBatch]
@@ -99,6 +99,30 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_where(
     assert f"last good losses: ori/id {trainer._last_losses['ori/id']:.4g}" in message
     assert all(parameter.isfinite().all() for parameter in toy_model.parameters())
     assert torch.load(tmp_path / "last.pth", weights_only=True)["progress"]["epoch"] == 1
+
+
+@pytest.mark.parametrize("clip_grad", [0.0, 1.0])
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, clip_grad: float
+) -> None:
+    before = toy_model.linear.weight.detach().clone()
+    trainer = make_trainer(TrainSettings(epochs=1, clip_grad=clip_grad), results(0.1))
+    toy_model.linear.weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(NonFiniteLossError, match="the gradient is not finite in epoch 1, step 1: ori/id"):
+        trainer.run()
+    assert torch.equal(toy_model.linear.weight, before)
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+def test_gradient_norm_is_that_of_torch(limit: float) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)]
+    for layer in layers:
+        layer.weight.grad = torch.arange(15.0).view(3, 5)  # the bias has no gradient
+    ours, theirs = (layer.parameters() for layer in layers)
+    norm = gradient_norm(ours, limit)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(theirs, limit or math.inf))
+    torch.testing.assert_close(layers[0].weight.grad, layers[1].weight.grad)
 
 
 def test_the_loss_is_read_between_the_backward_pass_and_the_step(
@@ -276,6 +300,7 @@ def test_steps_with_overflowing_gradients_have_no_gradient_norm(
 ) -> None:
     """Mixed precision meets such steps and leaves them out; their norm would spoil the mean and the JSON."""
     trainer = make_trainer(TrainSettings(epochs=1), results(0.1), lr=0.0)
+    trainer.lag = 1  # as on CUDA
     toy_model.linear.weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
     trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.zero_grad())
     trainer.run()
