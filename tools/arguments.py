@@ -77,3 +77,19 @@ def soak_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=12, help="length of the run")
     parser.add_argument("--seed", type=int, default=0, help="decides the moments")
     return parser.parse_args(argv)
+
+
+def study_gap_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.study_gap."""
+    parser = argparse.ArgumentParser(
+        description="Compare the difference between two variants in one study with that in another."
+    )
+    parser.add_argument(
+        "studies", nargs=2, type=Path, metavar="STUDY", help="two folders of tools.ablate, on other data"
+    )
+    parser.add_argument(
+        "--variants", nargs=2, required=True, metavar="NAME", help="two variants that both studies have"
+    )
+    parser.add_argument("--pattern", type=int, choices=(1, 2, 3), default=2, help="the return pattern (2)")
+    parser.add_argument("--output", type=Path, metavar="FILE.png", help="also draw the differences")
+    return parser.parse_args(argv)

@@ -59,7 +59,7 @@ if kind in ("train", "wait"):
     if epoch == "best":
         summary = {"last epoch": {}, "best on validation": {**found, "epoch": int(seed)}}
     cost = {"parts": {"total": {"gflops": 0.25}}}
-    epochs = [{"epoch": 1}, {"epoch": 2}]
+    epochs = [{"epoch": number, "loss": 3.0 / number, "gradient_norm": 2.0} for number in (1, 2)]
     write("last.pth", "whole")
     write("metrics.json", json.dumps({"epochs": epochs, "summary": summary, "cost": cost}))
 if kind == "score":

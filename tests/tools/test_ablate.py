@@ -96,7 +96,9 @@ def test_every_run_is_trained_and_scored_once(study: Study) -> None:
     assert (training_seconds(study.output / "wide" / "seed_1") or 0) > 0
 
     written = {path.name: path.read_bytes() for path in study.output.glob("summary.*")}
-    assert set(written) == {"summary.md", "summary.csv", "summary.json", "summary.png"}
+    pages = {"summary.md", "summary.csv", "summary.json", "summary.png"}
+    assert set(written) == pages
+    assert (study.output / "summary_curves.png").is_file()
     study.start()  # everything is finished
     assert study.calls() == []
     assert {path.name: path.read_bytes() for path in study.output.glob("summary.*")} == written
@@ -320,7 +322,7 @@ def test_two_runs_are_compared_by_their_queries_alone(
     assert "| B | +10.0 [+10.0, +10.0] | better |" in out
     assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
     assert "draws the seeds" not in out
-    assert len(list((study.folder / "compared").iterdir())) == 4
+    assert len(list((study.folder / "compared").iterdir())) == 5
 
 
 @pytest.mark.parametrize(
@@ -346,7 +348,8 @@ def test_arguments_that_do_not_fit(
 
 def result(mean_ap: float, precisions: list[float], names: tuple[str, ...] = ("a", "b")) -> RunResult:
     scores = QueryScores(3, np.array(names), np.array(precisions), np.array([1, 2]))
-    return RunResult(dict(zip(MEASURES, (mean_ap, 50.0, None, 1.5, None), strict=True)), 12, scores)
+    measures = dict(zip(MEASURES, (mean_ap, 50.0, None, 1.5, None), strict=True))
+    return RunResult(measures, 12, scores, curves={})
 
 
 def test_means_and_deviations_by_hand() -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from engine.checkpoint import save_json, save_text, write_atomically
 from tools.ablation.bootstrap import WORDS, Difference
-from tools.ablation.summary import KEPT, MEASURES, Summary, as_dict, mean_and_spread
+from tools.ablation.summary import CURVES, KEPT, MEASURES, Summary, as_dict, mean_and_spread
 
 COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
 """By the word for a difference; the colour-blind can tell them apart."""
@@ -47,16 +47,23 @@ In percent of the kept patches. The difference is that of the means; its interva
 
 
 def write_summary(summary: Summary, folder: Path) -> list[Path]:
-    """Write summary.md, .csv, .json and .png; returns the paths."""
+    """Write summary.md, .csv, .json and .png, and summary_curves.png; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"summary.{kind}" for kind in ("md", "csv", "json", "png")]
+    names = ("summary.md", "summary.csv", "summary.json", "summary.png", "summary_curves.png")
+    paths = [folder / name for name in names]
     save_text(paths[0], markdown(summary))
     save_text(paths[1], table_csv(summary))
     save_json(paths[2], as_dict(summary))
-    picture = io.BytesIO()
-    draw(summary).savefig(picture, format="png", dpi=150, metadata={"Software": None})
-    write_atomically(paths[3], lambda file: file.write(picture.getvalue()))
+    save_figure(draw(summary), paths[3])
+    save_figure(draw_curves(summary), paths[4])
     return paths
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG, whole or not at all; the same figure gives the same file."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    write_atomically(path, lambda file: file.write(picture.getvalue()))
 
 
 def _number(value: float, measure: str) -> str:
@@ -183,6 +190,25 @@ def draw(summary: Summary) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     _draw_scores(left, summary)
     _draw_differences(right, summary)
+    return figure
+
+
+def draw_curves(summary: Summary) -> Figure:
+    """Over the epochs, the training loss and the gradient norm of every run: a colour for each variant."""
+    figure = Figure(figsize=(8.0, 3.4), layout="constrained")
+    for axes, (name, words) in zip(figure.subplots(1, 2), CURVES.items(), strict=True):
+        for number, variant in enumerate(summary.variants):
+            for count, result in enumerate(variant.results.values()):
+                values = result.curves[name]
+                label = variant.name if count == 0 else None
+                style = "-" if number < 10 else "--"  # there are ten colours
+                axes.plot(
+                    range(1, len(values) + 1), values, style, color=f"C{number % 10}", lw=1, label=label
+                )
+        axes.set_yscale("log")
+        axes.set(xlabel="epoch", title=words)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize=7)
     return figure
 
 

@@ -21,6 +21,8 @@ MEASURES = ("mAP", "R-1", "on person", "GFLOPs", "minutes")
 """What each run is measured by: percent, percent, percent of the kept patches, per triple, of training."""
 KEPT = {modality: f"on person, {modality.value}" for modality in Modality}
 """By modality, the name of a further measure: percent of its kept patches."""
+CURVES = {"loss": "training loss", "gradient_norm": "gradient norm before clipping"}
+"""What is drawn over the epochs: entries of metrics.json, in words."""
 TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
 
 
@@ -32,11 +34,13 @@ class RunResult:
         measures: by the names of `MEASURES` and `KEPT`; None where it is not known.
         epoch: the epoch that the numbers are from.
         scores: of each query.
+        curves: by the names of `CURVES`, one value for each epoch of training.
     """
 
     measures: dict[str, float | None]
     epoch: int
     scores: QueryScores
+    curves: dict[str, list[float]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,8 @@ def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunRe
         None if seconds is None else seconds / 60,
     )
     number = found.get("epoch", metrics["epochs"][-1]["epoch"])  # older runs know the last epoch alone
-    return RunResult(dict(zip(MEASURES, values, strict=True)) | on_person, number, scores)
+    curves = {name: [epoch[name] for epoch in metrics["epochs"] if name in epoch] for name in CURVES}
+    return RunResult(dict(zip(MEASURES, values, strict=True)) | on_person, number, scores, curves)
 
 
 def summarise(
