@@ -93,3 +93,11 @@ def study_gap_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pattern", type=int, choices=(1, 2, 3), default=2, help="the return pattern (2)")
     parser.add_argument("--output", type=Path, metavar="FILE.png", help="also draw the differences")
     return parser.parse_args(argv)
+
+
+def study_missing_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.study_missing."""
+    parser = argparse.ArgumentParser(description="Evaluate the runs of a study without some modalities.")
+    parser.add_argument("study", type=Path, help="the folder of a study of tools.ablate")
+    parser.add_argument("--variants", nargs="+", metavar="NAME", help="some of its variants (all)")
+    return parser.parse_args(argv)

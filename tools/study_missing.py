@@ -1,0 +1,78 @@
+"""How the variants of a study do without some modalities: `python -m tools.study_missing STUDY`.
+
+Every finished run is evaluated once, by test_net.py with --missing all; the numbers stay in its folder.
+"""
+
+from __future__ import annotations
+
+from tools.arguments import study_missing_arguments
+
+if __name__ == "__main__":
+    study_missing_arguments(None)  # --help and mistakes are answered before the slow imports
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import test_net
+from engine.results import setting_name
+from engine.setup import run_command, setup_log
+from structures import MISSING_SETTINGS, UserError
+from tools.ablation.run_folder import is_trained
+
+logger = logging.getLogger(__name__)
+
+FILE = "missing.json"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate what has not been evaluated yet, and log a table."""
+    args = study_missing_arguments(argv)
+    setup_log()
+    variants = args.variants or sorted(path.name for path in args.study.glob("*") if path.is_dir())
+    scores = {variant: [missing_scores(run) for run in _runs(args.study / variant)] for variant in variants}
+    logger.info("missing modalities\n\n%s", table(scores))
+
+
+def _runs(folder: Path) -> list[Path]:
+    runs = sorted(run for run in folder.glob("seed_*") if is_trained(run))
+    if not runs:
+        raise UserError(f"{folder} holds no finished runs; is it the variant of a study?")
+    return runs
+
+
+def missing_scores(run: Path) -> dict[str, float]:
+    """By setting, the mAP of the run's last weights with its last return pattern, in percent."""
+    path = run / FILE
+    if not path.is_file():
+        weights = ["TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)]
+        options = ["--missing", "all", "--metrics", str(path)]
+        test_net.main(["--config_file", str(run / "config.yml"), *options, *weights])
+    found = json.loads(path.read_text())["missing"]
+    return {setting: found[setting][_last_pattern(found[setting])]["mAP"] for setting in MISSING_SETTINGS}
+
+
+def _last_pattern(result: dict[str, object]) -> str:
+    return max(name for name in result if name.startswith("pattern_"))
+
+
+def table(scores: dict[str, list[dict[str, float]]]) -> str:
+    """One row per variant, in Markdown: mean ± standard deviation over the runs."""
+    header = ["missing", *(setting_name(setting) for setting in MISSING_SETTINGS)]
+    lines = [header, ["---"] * len(header)]
+    for variant, runs in scores.items():
+        columns = [[run[setting] for run in runs] for setting in MISSING_SETTINGS]
+        lines.append([variant, *(_cell(column) for column in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(values: list[float]) -> str:
+    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{spread}"
+
+
+if __name__ == "__main__":
+    run_command(main)
