@@ -73,6 +73,10 @@ UNUSED_WHEN: dict[tuple[str, ...], tuple[Callable[[CfgNode], bool], str]] = {
         lambda cfg: not cfg.MODEL.USE_SDTPS,
         "MODEL.USE_SDTPS is off",
     ),
+    ("MODEL.SDTPS_USE_GUMBEL", "MODEL.SDTPS_GUMBEL_TAU"): (
+        lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5,
+        "with MODEL.SDTPS_BETA 0.5 the score has no learned part",
+    ),
     ("MODEL.SDTPS_GUMBEL_TAU",): (
         lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL,
         "MODEL.SDTPS_USE_GUMBEL is off",

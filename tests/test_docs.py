@@ -196,7 +196,7 @@ def test_gradient_norms_of_the_method_page() -> None:
     namespace: dict[str, Any] = {}
     exec(compile(code, str(page), "exec"), namespace)
     measured: dict[str, tuple[float, ...]] = namespace["norms"]
-    assert set(measured) == {"Gumbel off", "Gumbel, log D"}
+    assert set(measured) == {"Gumbel off", "Gumbel, D as a factor"}
     for mask, values in measured.items():
         row = re.search(rf"^\| {mask} \| (.+) \|$", page.read_text(), re.MULTILINE)
         assert row is not None

@@ -128,9 +128,11 @@ def test_features_are_saved_one_row_per_distinct_test_image(run: Path, tmp_path:
     assert saved["is_gallery"].all()
 
 
-def test_gumbel_trains(tmp_path: Path, mini_settings: list[str], run: Path) -> None:
-    train(tmp_path / "gumbel", mini_settings, "MODEL.SDTPS_USE_GUMBEL", "True")
-    with_gumbel, without = losses_of(tmp_path / "gumbel"), losses_of(run)
+def test_gumbel_trains(tmp_path: Path, mini_settings: list[str]) -> None:
+    learned = ["MODEL.SDTPS_BETA", "0.25", "TEST.CONTROLS", "False"]  # the score has a learned part
+    for switch in ("True", "False"):
+        train(tmp_path / switch, mini_settings, *learned, "MODEL.SDTPS_USE_GUMBEL", switch)
+    with_gumbel, without = losses_of(tmp_path / "True"), losses_of(tmp_path / "False")
     assert with_gumbel != without
     for epoch_with, epoch_without in zip(with_gumbel, without, strict=True):
         for name, value in epoch_with.items():

@@ -59,14 +59,17 @@ def test_small_backbone_equals_the_count_by_hand() -> None:
     stem += pixels[-1] * 64 * 64
     tokens = pixels[-1] + 1
     one_image = stem + blocks_by_hand(tokens, 64, 4, 2) + NORM * tokens * 64
-    assert counted("Synthetic/DeMo_SDTPS.yml")["backbone"] == MODALITIES * one_image
+    assert counted("Synthetic/Baseline.yml")["backbone"] == MODALITIES * one_image
+    # The attention of the class token, in four blocks, is computed once more to guide SDTPS.
+    watched = MODALITIES * (one_image + 4 * tokens * 64)
+    assert counted("Synthetic/DeMo_SDTPS.yml")["backbone"] == watched
 
 
 def test_sdtps_equals_the_count_by_hand() -> None:
     patches, kept, aggregated, width, hidden = 128, 64, 25, 512, 102
     scores = patches * (width * width // 4 + width // 4)
-    weights = kept * (NORM * width + width * hidden + hidden * aggregated)
-    sums = aggregated * kept * width + (patches - kept) * width  # aggregated tokens, extra token
+    weights = patches * (NORM * width + width * hidden + hidden * aggregated)
+    sums = aggregated * patches * width + (patches - kept) * width  # aggregated tokens, extra token
     assert counted("RGBNT201/DeMo_SDTPS.yml")["sdtps"] == MODALITIES * (scores + weights + sums)
 
 
