@@ -160,9 +160,7 @@ def test_a_step_asks_nothing_of_the_device(
         folder=tmp_path,
         settings=TrainSettings(epochs=1, clip_grad=cfg.SOLVER.CLIP_GRAD),
     )
-    trainer.lag = (
-        1  # as on CUDA; the CPU, where nothing has to be waited for, also looks at the gradient norm
-    )
+    trainer.lag = 1  # as on CUDA; on the CPU, where there is nothing to wait for, the gradient norm is read
     weight: Tensor = next(model.parameters())
     before = weight.detach().clone()
     with Questions() as questions:
