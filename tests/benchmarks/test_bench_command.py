@@ -109,7 +109,7 @@ def test_curves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--only", "hdm", "speed"], "no such rows: speed; choose from evaluation, ranking"),
+        (["--only", "hdm", "speed"], "no such rows: speed; choose from ranking, scene"),
         (["--quick", "--only", "million"], "--quick leaves out the row million"),
         (["--output", "absent/bench.json"], "there is no folder absent"),
         (
