@@ -14,16 +14,16 @@ from benchmarks.sizes import FULL, QUICK
 from structures import UserError
 
 ROWS = [
-    "evaluation",
     "ranking",
     "scene",
     "reranking",
+    "million",
+    "evaluation",
     "hdm",
     "optimizer",
     "training",
     "slimming",
     "data",
-    "million",
 ]
 
 
