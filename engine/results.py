@@ -14,7 +14,15 @@ import numpy as np
 from engine.checkpoint import describe_choice, save_json
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
-from structures import BEST_ON, LAST_EPOCH, MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
+from structures import (
+    BEST_ON,
+    LAST_EPOCH,
+    MISSING_SETTINGS,
+    RETURN_PATTERNS,
+    Modality,
+    PerModality,
+    RankingMetrics,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +121,12 @@ def _precision(selection: SelectionMetrics) -> dict[str, float]:
         **{m.value: 100 * selection.precision.of(m) for m in Modality},
         "chance": 100 * selection.chance,
         "best_possible": 100 * selection.best,
+        **{f"same_places_{m.value}": 100 * selection.same_places.of(m) for m in Modality},
     }
+
+
+def _by_modality(shares: PerModality[float]) -> str:
+    return ", ".join(f"{m.value} {shares.of(m):.1%}" for m in Modality)
 
 
 def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, float]] | None = None) -> str:
@@ -131,9 +144,9 @@ def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, flo
     for what, selection in found.items():
         # Without SDTPS, what is kept is what slimming left, and one line says it.
         if selection is not None and (what != "kept patches" or selection != result.slimming):
-            precision = ", ".join(f"{m.value} {selection.precision.of(m):.1%}" for m in Modality)
             rest = f"(chance {selection.chance:.1%}, best possible {selection.best:.1%})"
-            lines.append(f"{what} on the person: {precision} {rest}")
+            lines.append(f"{what} on the person: {_by_modality(selection.precision)} {rest}")
+            lines.append(f"the same places in every image: {_by_modality(selection.same_places)}")
     return "\n".join(lines)
 
 

@@ -19,11 +19,14 @@ class SelectionMetrics:
         precision: share of the kept patches that lie on the person.
         chance: what a random choice would reach: the share of all patches that lie on the person.
         best: the best possible; below 1 where a person covers fewer patches than are kept.
+        same_places: what the places that are kept most often would reach, if they were kept in every image. A
+            selection that is not above this is a prior on the place, and does not look at the image.
     """
 
     precision: PerModality[float]
     chance: float
     best: float
+    same_places: PerModality[float]
 
 
 def patch_foreground(masks: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -58,6 +61,17 @@ def best_precision(foreground: Tensor, num_kept: int) -> Tensor:
     return foreground.sum(dim=1).clamp(max=num_kept).float() / num_kept
 
 
+def same_places_precision(kept: Tensor, foreground: Tensor) -> Tensor:
+    """The precision if the K places that are kept most often were kept in every sample; arguments as above.
+
+    Returns:
+        (B,) in [0, 1].
+    """
+    counts = torch.bincount(kept.flatten(), minlength=foreground.shape[1])
+    places = counts.argsort(descending=True, stable=True)[: kept.shape[1]]
+    return foreground[:, places].float().mean(dim=1)
+
+
 def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionMetrics:
     """Average the kept-patch precision over samples, beside chance and the best possible.
 
@@ -76,4 +90,5 @@ def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionM
         precision=kept.map(lambda indices: mean(kept_patch_precision(indices, foreground))),
         chance=mean(foreground),
         best=mean(best_precision(foreground, kept.rgb.shape[1])),
+        same_places=kept.map(lambda indices: mean(same_places_precision(indices, foreground))),
     )

@@ -43,7 +43,10 @@ def results() -> dict[str, EvaluationResult]:
 
 def test_the_table_shows_patterns_controls_and_kept_patches() -> None:
     result = EvaluationResult(
-        {1: make_metrics(0.625, 0.75)}, SelectionMetrics(PerModality(0.5, 0.25, 0.125), 0.4, 0.8), 8, 1.0
+        {1: make_metrics(0.625, 0.75)},
+        SelectionMetrics(PerModality(0.5, 0.25, 0.125), 0.4, 0.8, PerModality(0.3, 0.2, 0.1)),
+        8,
+        1.0,
     )
     table = result_table(result, {"control: untrained": make_result(0.1, patterns=(1,)).main.as_dict()})
     rows = [line.split() for line in table.splitlines()]
@@ -52,6 +55,8 @@ def test_the_table_shows_patterns_controls_and_kept_patches() -> None:
     assert rows[2][:4] == ["control:", "untrained", "11.0", "5.5"]
     assert "RGB 50.0%, NI 25.0%, TI 12.5% (chance 40.0%, best possible 80.0%)" in table
     assert result.as_dict()["kept_patch_precision"]["NI"] == 25.0
+    assert result.as_dict()["kept_patch_precision"]["same_places_RGB"] == 30.0
+    assert "the same places in every image: RGB 30.0%, NI 20.0%, TI 10.0%" in result_table(result)
 
 
 def test_the_table_of_missing_modalities(results: dict[str, EvaluationResult]) -> None:
