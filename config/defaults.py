@@ -36,9 +36,7 @@ _C.MODEL.TRIPLET_LOSS_WEIGHT = 1.0  # weight of the triplet loss
 _C.MODEL.NO_MARGIN = True  # soft-margin triplet loss; False: margin SOLVER.MARGIN
 _C.MODEL.USE_SDTPS = False  # select and aggregate patch tokens across modalities
 _C.MODEL.SDTPS_SELECT = "score"  # score; or, as controls, random (patches) or all (patches, none aggregated)
-_C.MODEL.SDTPS_GUIDE = (
-    "reduced"  # who judges patches: globals behind PIFE (reduced), class tokens, or attention
-)
+_C.MODEL.SDTPS_GUIDE = "reduced"  # what judges patches: reduced (globals behind PIFE), class or attention
 _C.MODEL.SDTPS_SPARSE_RATIO = 0.5  # share of the patches that is kept
 _C.MODEL.SDTPS_AGGR_RATIO = 0.4  # aggregated tokens as a share of the kept patches
 _C.MODEL.SDTPS_BETA = 0.25  # weight of the similarities in the score; the learned part has 1 - 2 * beta

@@ -249,14 +249,9 @@ class Backbone(nn.Module):
             num_patches = places.positions.shape[1]
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
-        return EncodedImages(
-            tokens[:, 0],
-            patches,
-            attention if self.tell_attention else None,
-            places if self.slimming is not None else None,
-        )
+        return EncodedImages(tokens[:, 0], patches, attention, None if self.slimming is None else places)
 
-    def _run_watched(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Tensor, PatchPlaces]:
+    def _run_watched(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Tensor | None, PatchPlaces]:
         """The blocks, with a look at what the class token attends to, and slimming behind some of them.
 
         Args:
@@ -265,7 +260,7 @@ class Backbone(nn.Module):
 
         Returns:
             The prefix tokens, the patches that are left and the extra token; the log attention to each patch,
-            mean over its blocks, (B, N); where the patches are.
+            mean over its blocks, (B, N), if it is asked for; where the patches are.
         """
         num_prefix = self.vit.num_prefix_tokens
         state = SlimTokens.whole(tokens, num_prefix)
@@ -284,11 +279,13 @@ class Backbone(nn.Module):
                 hook.remove()
             with torch.set_grad_enabled(slims and torch.is_grad_enabled()):
                 attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
-            here = attended.detach()[:, : state.positions.shape[1]].clamp(min=SMALLEST_ATTENTION).log()
-            log_attention = log_attention.scatter_add(1, state.positions, here)
-            num_blocks = num_blocks.scatter_add(1, state.positions, torch.ones_like(here))
+            if self.tell_attention:
+                here = attended.detach()[:, : state.positions.shape[1]].clamp(min=SMALLEST_ATTENTION).log()
+                log_attention = log_attention.scatter_add(1, state.positions, here)
+                num_blocks = num_blocks.scatter_add(1, state.positions, torch.ones_like(here))
             if slims:
                 assert self.slimming is not None
                 state = self.slimming(state.updated(tokens), attended, present)
                 tokens = state.joined()
-        return tokens, log_attention / num_blocks, PatchPlaces(state.positions, state.scores)
+        attention = log_attention / num_blocks if self.tell_attention else None
+        return tokens, attention, PatchPlaces(state.positions, state.scores)

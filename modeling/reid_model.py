@@ -120,7 +120,8 @@ class MultiModalReID(nn.Module):
         encoded = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
 
         def shared(tensor: Tensor) -> PerModality[Tensor]:
-            return PerModality.build(lambda _: tensor[sample_ids])
+            rows = tensor[sample_ids]
+            return PerModality(rows, rows, rows)
 
         attention = None if encoded.attention is None else shared(encoded.attention)
         return ModalTokens(shared(encoded.globals_), shared(encoded.patches), attention)

@@ -43,7 +43,7 @@ class SparseTokens(NamedTuple):
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N), see `TokenSparse.sources`; (B, 0, N) if they are
+        sources: what the scores are made of, (B, 1 + M, N), the learned part first; (B, 0, N) if they are
             random.
     """
 
