@@ -8,7 +8,7 @@ import numpy as np
 
 from structures import UserError
 
-CHUNK_SIZE = 256  # queries at once, unless CHUNK_BYTES asks for fewer
+CHUNK_SIZE = 64  # queries at once, unless CHUNK_BYTES asks for fewer
 CHUNK_BYTES = 2**29  # of the distances that a thread holds at once
 BLOCK_BYTES = 2**25  # of the features that are converted at once
 COPY_BYTES = 2**28  # up to this size a float64 copy of the gallery is held

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from evaluation.distances import CHUNK_SIZE, GivenDistances, SquaredEuclidean, rows_at_once
 from structures import RankingMetrics, UserError
 
 MAX_RANK = 50
-THREADS = 2  # chunks of distances at once; each has CHUNK_BYTES
+THREADS = min(4, os.cpu_count() or 1)  # chunks of distances at once; each has CHUNK_BYTES
 
 T = TypeVar("T")
 
@@ -83,7 +85,7 @@ class Retrieval:
         Args:
             function: takes the queries of a chunk; it may be called from several threads.
             chunk_size: the most queries in a chunk; fewer if the gallery is large.
-            threads: chunks at once; while one is sorted, the distances of another are multiplied.
+            threads: chunks at once. Meanwhile a matrix product keeps to the thread that asks for it.
         """
         num_queries, num_gallery = self.distances.shape
         by_id = np.argsort(self.gallery_ids, kind="stable")
@@ -108,7 +110,8 @@ class Retrieval:
             return function(RankedChunk(distances, queries, places, ranks))
 
         firsts = range(0, num_queries, chunk_size)
-        with ThreadPoolExecutor(min(threads, len(firsts))) as pool:
+        one_thread_each = ThreadpoolController().limit(limits=1, user_api="blas")
+        with one_thread_each, ThreadPoolExecutor(min(threads, len(firsts))) as pool:
             return list(pool.map(ranked, firsts))
 
 
@@ -123,9 +126,8 @@ def items_before(
 ) -> np.ndarray:
     """How many items a stable sort of each row puts before the given ones; only the values are sorted.
 
-    Items farther than the last of the given ones are left out. Of the others only the values are sorted, and
-    the given ones are searched among them. If one of these ties with another item, the places decide, and
-    the items left of this row are sorted by place after all.
+    They are sorted in float32, whose rounding keeps their order, and the given ones are searched among them.
+    If one of these ties with another item, be it by rounding, its row is sorted by place after all.
 
     Args:
         distances: (Q', G).
@@ -136,14 +138,14 @@ def items_before(
     Returns:
         (H,) ascending in each row.
     """
+    with np.errstate(over="ignore"):  # infinite distances tie, and are told apart below
+        rounded, wanted = distances.astype(np.float32), wanted.astype(np.float32)
+    rounded.sort(axis=1)
     before, through = np.empty_like(places), np.empty_like(places)  # nearer items; those and the equal ones
-    for row, start, end in zip(distances, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        if start < end:
-            own = wanted[start:end]
-            values = row.compress(row <= own[-1])
-            values.sort()
-            before[start:end] = values.searchsorted(own)
-            through[start:end] = values.searchsorted(own, "right")
+    for row, start, end in zip(rounded, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        own = wanted[start:end]
+        before[start:end] = row.searchsorted(own)
+        through[start:end] = row.searchsorted(own, "right")
     ties = np.flatnonzero(through > before + 1)
     for query in np.unique(np.searchsorted(bounds, ties, "right") - 1):
         own_places = slice(bounds[query], bounds[query + 1])

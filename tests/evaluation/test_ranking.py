@@ -213,6 +213,15 @@ def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
     assert found.tolist() == np.concatenate(rows).tolist()
 
 
+def test_items_that_tie_in_float32_alone_are_ranked_by_their_distance() -> None:
+    steps = np.array([3, 0, 4, 1, 2])
+    for base, step in ((1.0, 1e-12), (1e39, 1e30), (0.0, 1e-60)):  # beyond float32
+        distances = (base + steps * step)[None]
+        order = np.argsort(steps)
+        found = items_before(distances, order[[1, 4]], distances[0, order[[1, 4]]], np.array([0, 2]))
+        assert found.tolist() == [1, 4]
+
+
 def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     retrieval = retrieval_with_ties(9)
     num_queries, num_gallery = retrieval.distances.shape
