@@ -213,14 +213,14 @@ class ModalTokens:
     Attributes:
         globals_: class tokens, each (B, C).
         patches: patch tokens that are left, each (B, n, C); all N without slimming.
-        attention: log of the class token's attention to each patch, on average over the blocks that the patch
-            went through, each (B, N). None unless the backbone is asked for it.
+        embeddings: patch tokens ahead of the first block, each (B, N, width), without gradient, and zeros
+            where an image is missing; None unless they are asked for evidence.
         places: where they are in the images; None without slimming.
     """
 
     globals_: PerModality[Tensor]
     patches: PerModality[Tensor]
-    attention: PerModality[Tensor] | None = None
+    embeddings: PerModality[Tensor] | None = None
     places: PerModality[PatchPlaces] | None = None
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
@@ -229,10 +229,10 @@ class ModalTokens:
         def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
 
-        attention = None
-        if self.attention is not None and by.attention is not None:
-            attention = choose(self.attention, by.attention)
-        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches), attention)
+        embeddings = None
+        if self.embeddings is not None and by.embeddings is not None:
+            embeddings = choose(self.embeddings, by.embeddings)
+        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches), embeddings)
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,10 @@ class Selection:
     Attributes:
         kept: indices of the kept patches, each (B, K), in [0, N).
         scores: one score per patch, each (B, N); larger is kept.
-        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, then what the own
-            modality says (similarity with its global, or its attention), then what the other two say, in the
-            order of `Modality`. Slimming and the controls do not tell: (B, 0, N).
+        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, then the
+            similarity with the global of the own modality, then with those of the other two, in the order of
+            `Modality`; or the learned score and the evidence, each (B, 2, N). Slimming and the controls do
+            not tell: (B, 0, N).
         weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K). Slimming and
             the control without selection do not aggregate: (B, 0, K).
         grid: rows and columns of the patches, N = rows * columns.
@@ -282,12 +283,15 @@ class ModelOutput:
 
     Attributes:
         heads: the heads in a fixed order, those on the backbone's features first.
+        evidence: logits of what the evidence alone tells, (B, number of identities), for the loss that
+            teaches where to look; None unless it guides SDTPS.
         aux_losses: named losses that a part computed itself; added to the heads' losses.
         selection: what SDTPS kept; without SDTPS what slimming left; None if patches are not selected at all.
         slimming: what slimming left inside the backbone, or None without slimming.
     """
 
     heads: tuple[HeadOutput, ...]
+    evidence: Tensor | None = None
     aux_losses: dict[str, Tensor] = field(default_factory=dict)
     selection: Selection | None = None
     slimming: Selection | None = None

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
     "MODEL.SDTPS_SELECT": ("score", "random", "all"),
-    "MODEL.SDTPS_GUIDE": ("reduced", "class", "attention"),
+    "MODEL.SDTPS_GUIDE": ("reduced", "class", "evidence"),
     "MODEL.SLIM_SCORE": ("attention", "cosine"),
     "DATALOADER.CACHE": ("none", "ram"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
@@ -235,10 +235,10 @@ def warn_about_unused(cfg: CfgNode) -> None:
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
     slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
-    looks = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "attention"
+    looks = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "evidence"
     for key, needs_alignment in {
         "MODEL.SLIM_CROSS": slims_aligned,
-        "MODEL.SDTPS_GUIDE attention": looks,
+        "MODEL.SDTPS_GUIDE evidence": looks,
     }.items():
         if needs_alignment and not cfg.INPUT.SHARED_AUGMENT:
             logger.warning(

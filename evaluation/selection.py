@@ -67,9 +67,13 @@ def same_places_precision(kept: Tensor, foreground: Tensor) -> Tensor:
     Returns:
         (B,) in [0, 1].
     """
-    counts = torch.bincount(kept.flatten(), minlength=foreground.shape[1])
-    places = counts.argsort(descending=True, stable=True)[: kept.shape[1]]
-    return foreground[:, places].float().mean(dim=1)
+    return foreground[:, most_kept_places(kept, foreground.shape[1])].float().mean(dim=1)
+
+
+def most_kept_places(kept: Tensor, num_patches: int) -> Tensor:
+    """The K of the N places that are kept most often; of equal ones the earlier: (B, K) -> (K,)."""
+    counts = torch.bincount(kept.flatten(), minlength=num_patches)
+    return counts.argsort(descending=True, stable=True)[: kept.shape[1]]
 
 
 def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionMetrics:

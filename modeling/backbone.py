@@ -23,7 +23,6 @@ CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"
 TIMM_NAMES = {CLIP_VIT_B16: "vit_base_patch16_clip_quickgelu_224"}
 CLIP_WIDTH = 512
-SMALLEST_ATTENTION = 1e-8  # whose log is taken
 
 
 class StridedPatchEmbed(PatchEmbed):
@@ -126,15 +125,14 @@ class EncodedImages(NamedTuple):
 
     Attributes:
         globals_: class tokens, (B, C).
+        embeddings: patch tokens ahead of the first block, (B, N, width).
         patches: patch tokens that are left, (B, n, C); all N without slimming.
-        attention: log of the class token's attention to each patch, mean over the blocks that the patch went
-            through, (B, N), without gradient. None unless asked for.
         places: where they are in the image; None without slimming.
     """
 
     globals_: Tensor
+    embeddings: Tensor
     patches: Tensor
-    attention: Tensor | None
     places: PatchPlaces | None
 
 
@@ -153,7 +151,6 @@ class Backbone(nn.Module):
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
         slim_layers: the blocks behind which it does, counted from 1.
-        tell_attention: whether the class token's attention is asked for.
     """
 
     def __init__(
@@ -170,7 +167,6 @@ class Backbone(nn.Module):
         unseen_camera: str = "mean",
         slimming: Slimming | None = None,
         slim_layers: Sequence[int] = (),
-        tell_attention: bool = False,
     ) -> None:
         super().__init__()
         self.img_size = img_size
@@ -198,8 +194,7 @@ class Backbone(nn.Module):
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
         self.slimming = slimming
         self.slim_layers = tuple(slim_layers)
-        self.tell_attention = tell_attention
-        if slimming is not None or tell_attention:
+        if slimming is not None:
             attention_layers(self.vit)  # refuses what cannot be read
         self._check_slim_layers()
 
@@ -241,34 +236,33 @@ class Backbone(nn.Module):
         vit = self.vit
         tokens = vit._pos_embed(vit.patch_embed(images))  # (B, prefix + N, width)
         tokens = vit.norm_pre(self._add_camera(tokens, embedding_ids))
-        attention, places, num_patches = None, None, tokens.shape[1] - vit.num_prefix_tokens
-        if self.slimming is None and not self.tell_attention:
+        embeddings = tokens[:, vit.num_prefix_tokens :]
+        places, num_patches = None, embeddings.shape[1]
+        if self.slimming is None:
             tokens = vit.blocks(tokens)
         else:
-            tokens, attention, places = self._run_watched(tokens, present=images.flatten(1).any(dim=1))
+            tokens, places = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
             num_patches = places.positions.shape[1]
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
-        return EncodedImages(tokens[:, 0], patches, attention, None if self.slimming is None else places)
+        return EncodedImages(tokens[:, 0], embeddings, patches, places)
 
-    def _run_watched(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, Tensor | None, PatchPlaces]:
-        """The blocks, with a look at what the class token attends to, and slimming behind some of them.
+    def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, PatchPlaces]:
+        """The blocks, with slimming behind some of them.
 
         Args:
             tokens: (B, prefix + N, width).
             present: whether an image is there, (B,); False where it is missing.
 
         Returns:
-            The prefix tokens, the patches that are left and the extra token; the log attention to each patch,
-            mean over its blocks, (B, N), if it is asked for; where the patches are.
+            The prefix tokens, the patches that are left and the extra token, and where the patches are.
         """
+        assert self.slimming is not None
         num_prefix = self.vit.num_prefix_tokens
         state = SlimTokens.whole(tokens, num_prefix)
-        log_attention, num_blocks = torch.zeros_like(state.scores), torch.zeros_like(state.scores)
-        layers = attention_layers(self.vit)
-        for layer, (block, block_attention) in enumerate(zip(self.vit.blocks, layers, strict=True), start=1):
-            slims = layer in self.slim_layers
-            if not slims and not self.tell_attention:
+        blocks = zip(self.vit.blocks, attention_layers(self.vit), strict=True)
+        for layer, (block, block_attention) in enumerate(blocks, start=1):
+            if layer not in self.slim_layers:
                 tokens = block(tokens)
                 continue
             seen: list[Tensor] = []  # the block computes queries and keys anyway; they are read on the way
@@ -277,15 +271,7 @@ class Backbone(nn.Module):
                 tokens = block(tokens)
             finally:
                 hook.remove()
-            with torch.set_grad_enabled(slims and torch.is_grad_enabled()):
-                attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
-            if self.tell_attention:
-                here = attended.detach()[:, : state.positions.shape[1]].clamp(min=SMALLEST_ATTENTION).log()
-                log_attention = log_attention.scatter_add(1, state.positions, here)
-                num_blocks = num_blocks.scatter_add(1, state.positions, torch.ones_like(here))
-            if slims:
-                assert self.slimming is not None
-                state = self.slimming(state.updated(tokens), attended, present)
-                tokens = state.joined()
-        attention = log_attention / num_blocks if self.tell_attention else None
-        return tokens, attention, PatchPlaces(state.positions, state.scores)
+            attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
+            state = self.slimming(state.updated(tokens), attended, present)
+            tokens = state.joined()
+        return tokens, PatchPlaces(state.positions, state.scores)

@@ -18,6 +18,7 @@ from structures import ModalBatch, PerModality
 PARTS = {
     "backbone": "backbone",
     "pife": "PIFE",
+    "evidence": "evidence",
     "sdtps": "SDTPS",
     "hdm": "HDM",
     "atmoe": "ATMoE",

@@ -8,6 +8,7 @@ from yacs.config import CfgNode
 
 from modeling.atmoe import ATMoE
 from modeling.backbone import Backbone
+from modeling.evidence import LocalEvidence
 from modeling.hdm import HDM, SUBSETS
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
@@ -54,14 +55,11 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         if options.SLIM_LAYERS
         else None,
         slim_layers=options.SLIM_LAYERS,
-        tell_attention=options.USE_SDTPS
-        and options.SDTPS_SELECT == "score"
-        and options.SDTPS_GUIDE == "attention",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
 
-    dim = backbone.dim
+    dim, embedding_dim = backbone.dim, backbone.vit.embed_dim
     rows, columns = backbone.grid
     original = {"ori": dim * len(Modality)} if options.DIRECT else {f"ori_{m.key}": dim for m in Modality}
     heads = {name: BNNeckHead(name, width, num_class, fused=False) for name, width in original.items()}
@@ -69,6 +67,9 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         heads["sdtps"] = BNNeckHead("sdtps", dim * len(Modality), num_class, fused=True)
     if options.HDM:
         heads["moe"] = BNNeckHead("moe", dim * len(SUBSETS), num_class, fused=True)
+    looks = options.USE_SDTPS and options.SDTPS_SELECT == "score" and options.SDTPS_GUIDE == "evidence"
+    if looks:
+        heads["evidence"] = BNNeckHead("evidence", embedding_dim * len(Modality), num_class, fused=False)
 
     model = MultiModalReID(
         backbone=backbone,
@@ -76,6 +77,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         pife=PIFE(dim) if options.GLOBAL_LOCAL else None,
         sdtps=_make_sdtps(options, dim, rows * columns) if options.USE_SDTPS else None,
         guide=options.SDTPS_GUIDE,
+        evidence=LocalEvidence(embedding_dim, backbone.grid) if looks else None,
         hdm=HDM(dim) if options.HDM else None,
         atmoe=ATMoE(dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None,
         num_views=views,

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from modeling.atmoe import ATMoE
 from modeling.backbone import Backbone
+from modeling.evidence import LocalEvidence
 from modeling.hdm import HDM
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
-from modeling.sdtps import AggregatedTokens, AllPatches, MultiModalSDTPS, attention_map
+from modeling.sdtps import AggregatedTokens, AllPatches, MultiModalSDTPS, min_max_normalise
 from structures import (
     ModalBatch,
     Modality,
@@ -32,11 +33,12 @@ class MultiModalReID(nn.Module):
 
     Args:
         backbone: shared by the three modalities.
-        heads: by name: `ori`, or `ori_rgb`, `ori_ni`, `ori_ti`; `sdtps`; `moe`.
+        heads: by name: `ori`, or `ori_rgb`, `ori_ni`, `ori_ti`; `sdtps`; `moe`; `evidence`.
         pife: joins globals and patches.
         sdtps: token selection, feeds the head `sdtps`.
         guide: the globals with which SDTPS compares patches: `reduced`, behind PIFE, or `class`, ahead of it.
-            Where the backbone tells its attention, SDTPS goes by that.
+            With `evidence` SDTPS goes by that.
+        evidence: says where in the images to look, and feeds the head `evidence`.
         hdm: decoupling, feeds the head `moe`.
         atmoe: weighs what `hdm` gives.
         num_views: how many views share one camera in the camera embedding; 0 without view embedding.
@@ -54,6 +56,7 @@ class MultiModalReID(nn.Module):
         pife: PIFE | None = None,
         sdtps: MultiModalSDTPS | AllPatches | None = None,
         guide: str = "reduced",
+        evidence: LocalEvidence | None = None,
         hdm: HDM | None = None,
         atmoe: ATMoE | None = None,
         num_views: int = 0,
@@ -64,6 +67,7 @@ class MultiModalReID(nn.Module):
         self.pife = pife
         self.sdtps = sdtps
         self.guide = guide
+        self.evidence = evidence
         self.hdm = hdm
         self.atmoe = atmoe
         self.heads = nn.ModuleDict(heads)
@@ -83,13 +87,17 @@ class MultiModalReID(nn.Module):
     def encode(self, batch: ModalBatch) -> ModalTokens:
         """The first half of `forward`: the three modalities in one call of the backbone."""
         ids = self._embedding_ids(batch).repeat(len(Modality))
-        encoded = self.backbone(torch.cat(batch.images), ids)  # of 3B images
-        attention = None if encoded.attention is None else _split(encoded.attention)
+        images = torch.cat(batch.images)  # 3B
+        encoded = self.backbone(images, ids)
+        embeddings = None
+        if self.evidence is not None:  # it does not teach the backbone, nor listen to a missing image
+            present = images.flatten(1).any(dim=1)[:, None, None]
+            embeddings = _split(encoded.embeddings.detach() * present)
         places = None
         if encoded.places is not None:
             positions, scores = _split(encoded.places.positions), _split(encoded.places.scores)
             places = PerModality(*map(PatchPlaces, positions, scores))
-        return ModalTokens(_split(encoded.globals_), _split(encoded.patches), attention, places)
+        return ModalTokens(_split(encoded.globals_), _split(encoded.patches), embeddings, places)
 
     def forward_settings(
         self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
@@ -123,8 +131,8 @@ class MultiModalReID(nn.Module):
             rows = tensor[sample_ids]
             return PerModality(rows, rows, rows)
 
-        attention = None if encoded.attention is None else shared(encoded.attention)
-        return ModalTokens(shared(encoded.globals_), shared(encoded.patches), attention)
+        nothing = None if self.evidence is None else shared(torch.zeros_like(encoded.embeddings))
+        return ModalTokens(shared(encoded.globals_), shared(encoded.patches), nothing)
 
     def fuse(self, tokens: ModalTokens) -> ModelOutput:
         """The second half of `forward`: from the backbone's tokens to the heads."""
@@ -133,14 +141,16 @@ class MultiModalReID(nn.Module):
             globals_ = self.pife(globals_, patches)
 
         features = {name: self._gather(f) for name, f in self._original_features(globals_).items()}
-        selection = None
+        evidence, evidence_logits, selection = None, None, None
+        if self.evidence is not None:
+            assert tokens.embeddings is not None
+            seen, pooled = self.evidence(tokens.embeddings)
+            evidence = min_max_normalise(seen.detach())
+            evidence_logits = self.heads["evidence"](self._gather(pooled)).logits
         if self.sdtps is not None:
             guides = globals_ if self.guide == "reduced" else tokens.globals_
             positions = None if tokens.places is None else tokens.places.map(lambda place: place.positions)
-            maps = tokens.attention and tokens.attention.map(
-                lambda seen: attention_map(seen, self.backbone.grid)
-            )
-            results: list[AggregatedTokens] = self.sdtps(patches, guides, maps, positions)
+            results: list[AggregatedTokens] = self.sdtps(patches, guides, evidence, positions)
             pooled = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
             features["sdtps"] = self._gather(pooled)
             selection = self._describe(results, tokens.places)
@@ -150,7 +160,7 @@ class MultiModalReID(nn.Module):
 
         heads = tuple(self.heads[name](feature) for name, feature in features.items())
         slimming = None if tokens.places is None else self._describe_slimming(tokens.places)
-        return ModelOutput(heads=heads, selection=selection or slimming, slimming=slimming)
+        return ModelOutput(heads, evidence_logits, selection=selection or slimming, slimming=slimming)
 
     def _describe(
         self, results: Sequence[AggregatedTokens], places: PerModality[PatchPlaces] | None

@@ -43,8 +43,8 @@ class SparseTokens(NamedTuple):
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N), the learned part first; (B, 0, N) if they are
-            random.
+        sources: what the scores are made of, (B, 1 + M, N), the learned part first; (B, 2, N) with evidence;
+            (B, 0, N) if they are random.
     """
 
     extra: Tensor
@@ -103,24 +103,6 @@ def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
         (B, N), in [0, 1], without gradient.
     """
     return min_max_normalise(F.cosine_similarity(patches.float(), guide.float().unsqueeze(1), dim=-1))
-
-
-@torch.no_grad()
-def attention_map(attention: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Where a class token looks, as a judgement of the patches.
-
-    Stretched to [0, 1], then averaged over each patch and its eight neighbours: a person is larger than a
-    patch, while attention is noisy from patch to patch. Beyond the border there is nothing, that is, 0.
-
-    Args:
-        attention: to each patch, in any increasing scale, (B, P).
-        grid: rows and columns of the patches, P = rows * columns.
-
-    Returns:
-        (B, P), in [0, 1], without gradient.
-    """
-    stretched = min_max_normalise(attention.float()).unflatten(1, (1, *grid))
-    return F.avg_pool2d(stretched, kernel_size=3, stride=1, padding=1).flatten(1)
 
 
 def combine_scores(learned: Tensor, own: Tensor, others: Sequence[Tensor], beta: float) -> Tensor:
@@ -260,7 +242,7 @@ class TokenSparse(nn.Module):
         return self.score_predictor(patches).squeeze(-1).float().sigmoid()
 
     def score(self, sources: Tensor) -> Tensor:
-        """One score per patch: (B, 1 + M, N) -> (B, N)."""
+        """One score per patch: (B, 1 + M, N), or (B, 2, N) with evidence -> (B, N)."""
         learned, own, *others = sources.unbind(dim=1)
         return combine_scores(learned, own, others, self.beta)
 
@@ -270,7 +252,8 @@ class TokenSparse(nn.Module):
         Args:
             patches: (B, N, C).
             learned: what `predict` says of them, (B, N).
-            similarities: what each modality says of them, the own first, each (B, N), in [0, 1].
+            similarities: with the global of each modality, the own first, each (B, N), in [0, 1]; or the
+                evidence alone.
         """
         sources = torch.stack([learned, *similarities], dim=1)
         scores = self.score(sources)
@@ -389,7 +372,7 @@ class MultiModalSDTPS(nn.Module):
         self,
         patches: Sequence[Tensor],
         guides: Sequence[Tensor],
-        maps: Sequence[Tensor] | None = None,
+        evidence: Tensor | None = None,
         places: Sequence[Tensor] | None = None,
     ) -> list[AggregatedTokens]:
         """Process the M modalities.
@@ -397,8 +380,8 @@ class MultiModalSDTPS(nn.Module):
         Args:
             patches: M tensors (B, N, C).
             guides: M global features (B, C), in the same order, with which the patches are compared.
-            maps: M tensors (B, P), see `attention_map`. If given, each modality judges the patch at a
-                place by its map, and not by its guide.
+            evidence: how much each place of the images is worth, (B, P), in [0, 1]. If given, it stands in
+                place of all similarities: (1 - 2 beta) * learned + 2 beta * evidence. Images must be aligned.
             places: M tensors (B, N), in [0, P): where the patches are; None if N = P and they are in order.
 
         Returns:
@@ -408,13 +391,11 @@ class MultiModalSDTPS(nn.Module):
         learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]
         results = []
         for index, (select, aggregate) in enumerate(zip(selectors, self.aggregators, strict=True)):
-            order = [index, *(other for other in range(len(patches)) if other != index)]
-            if maps is None:
+            if evidence is None:
+                order = [index, *(other for other in range(len(patches)) if other != index)]
                 similarities = [guidance_score(patches[index], guides[m]) for m in order]
             else:
-                similarities = [
-                    maps[m] if places is None else maps[m].gather(1, places[index]) for m in order
-                ]
+                similarities = [evidence if places is None else evidence.gather(1, places[index])]
             sparse: SparseTokens = select(patches[index], learned[index], similarities)
             assert isinstance(aggregate, TokenAggregation)
             weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)

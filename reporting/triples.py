@@ -50,8 +50,9 @@ def source_names(selection: Selection) -> dict[str, list[str]]:
     names = {}
     for modality in Modality:
         others = [other.value for other in Modality if other is not modality]
-        known = ["learned", f"own: {modality.value}", *others]
-        names[modality.value] = known[: selection.sources.of(modality).shape[1]]
+        kinds: list[list[str]] = [[], ["learned", "evidence"], ["learned", f"own: {modality.value}", *others]]
+        by_count = {len(kind): kind for kind in kinds}
+        names[modality.value] = by_count[selection.sources.of(modality).shape[1]]
     return names
 
 

@@ -48,7 +48,7 @@ def _euclidean(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ReIDLoss:
-    """Identity and triplet loss of every head.
+    """Identity and triplet loss of every head, and the identity loss of the evidence.
 
     Attributes:
         id_weight: weight of the cross-entropy.
@@ -65,14 +65,14 @@ class ReIDLoss:
     head_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
-        """The weighted losses by name: two per head, and those that the model's parts computed themselves.
+        """The weighted losses by name: two per head, one of the evidence, and those of the model's parts.
 
         Args:
             output: heads with logits (B, K) and features (B, D).
             person_ids: (B,) labels in [0, K).
 
         Returns:
-            Scalars under `<head>/id`, `<head>/triplet` and the names in `output.aux_losses`.
+            Scalars under `<head>/id`, `<head>/triplet`, `evidence/id` and the names in `output.aux_losses`.
         """
         unknown = set(self.head_weights) - {head.name for head in output.heads}
         if unknown:
@@ -83,8 +83,14 @@ class ReIDLoss:
         losses: dict[str, Tensor] = {}
         for head in output.heads:
             weight = self.head_weights.get(head.name, 1.0)
-            id_loss = F.cross_entropy(head.logits.float(), person_ids, label_smoothing=self.label_smoothing)
             triplet_loss = batch_hard_triplet(head.features, person_ids, self.margin)
-            losses[f"{head.name}/id"] = weight * self.id_weight * id_loss
+            losses[f"{head.name}/id"] = weight * self._id_loss(head.logits, person_ids)
             losses[f"{head.name}/triplet"] = weight * self.triplet_weight * triplet_loss
+        if output.evidence is not None:
+            losses["evidence/id"] = self._id_loss(output.evidence, person_ids)
         return losses | output.aux_losses
+
+    def _id_loss(self, logits: Tensor, person_ids: Tensor) -> Tensor:
+        """The weighted cross-entropy."""
+        loss = F.cross_entropy(logits.float(), person_ids, label_smoothing=self.label_smoothing)
+        return self.id_weight * loss

@@ -23,7 +23,8 @@ from tools.ablation.summary import read_result
 @pytest.fixture(scope="module")
 def settings(mini_settings: list[str]) -> list[str]:
     """Two of the eight identities are held out; Gumbel noise, so that something is random."""
-    more = ["DATASETS.VAL_IDS", "2", "SOLVER.MAX_EPOCHS", "3", "MODEL.SDTPS_USE_GUMBEL", "True"]
+    gumbel = ["MODEL.SDTPS_BETA", "0.25", "MODEL.SDTPS_USE_GUMBEL", "True"]
+    more = ["DATASETS.VAL_IDS", "2", "SOLVER.MAX_EPOCHS", "3", *gumbel]
     return ["--config_file", str(SMALL_MODEL), *mini_settings, *more]
 
 

@@ -97,7 +97,16 @@ def study_gap_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def study_missing_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.study_missing."""
-    parser = argparse.ArgumentParser(description="Evaluate the runs of a study without some modalities.")
+    return _study_arguments("Evaluate the runs of a study without some modalities.", argv)
+
+
+def study_shift_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.study_shift."""
+    return _study_arguments("Shift the test images of the runs of a study; do the kept patches follow?", argv)
+
+
+def _study_arguments(description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("study", type=Path, help="the folder of a study of tools.ablate")
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="some of its variants (all)")
     return parser.parse_args(argv)

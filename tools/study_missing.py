@@ -15,13 +15,11 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 import test_net
 from engine.results import setting_name
 from engine.setup import run_command, setup_log
-from structures import MISSING_SETTINGS, UserError
-from tools.ablation.run_folder import is_trained
+from structures import MISSING_SETTINGS
+from tools.ablation.finished import finished_runs, markdown_table, mean_and_spread
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate what has not been evaluated yet, and log a table."""
     args = study_missing_arguments(argv)
     setup_log()
-    variants = args.variants or sorted(path.name for path in args.study.glob("*") if path.is_dir())
-    scores = {variant: [missing_scores(run) for run in _runs(args.study / variant)] for variant in variants}
+    scores = {
+        variant: [missing_scores(run) for run in runs]
+        for variant, runs in finished_runs(args.study, args.variants).items()
+    }
     logger.info("missing modalities\n\n%s", table(scores))
-
-
-def _runs(folder: Path) -> list[Path]:
-    runs = sorted(run for run in folder.glob("seed_*") if is_trained(run))
-    if not runs:
-        raise UserError(f"{folder} holds no finished runs; is it the variant of a study?")
-    return runs
 
 
 def missing_scores(run: Path) -> dict[str, float]:
@@ -61,17 +54,13 @@ def _last_pattern(result: dict[str, object]) -> str:
 
 def table(scores: dict[str, list[dict[str, float]]]) -> str:
     """One row per variant, in Markdown: mean ± standard deviation over the runs."""
-    header = ["missing", *(setting_name(setting) for setting in MISSING_SETTINGS)]
-    lines = [header, ["---"] * len(header)]
-    for variant, runs in scores.items():
-        columns = [[run[setting] for run in runs] for setting in MISSING_SETTINGS]
-        lines.append([variant, *(_cell(column) for column in columns)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cell(values: list[float]) -> str:
-    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{spread}"
+    return markdown_table(
+        ["missing", *(setting_name(setting) for setting in MISSING_SETTINGS)],
+        [
+            [variant, *(mean_and_spread([run[setting] for run in runs]) for setting in MISSING_SETTINGS)]
+            for variant, runs in scores.items()
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -60,9 +60,6 @@ def test_small_backbone_equals_the_count_by_hand() -> None:
     tokens = pixels[-1] + 1
     one_image = stem + blocks_by_hand(tokens, 64, 4, 2) + NORM * tokens * 64
     assert counted("Synthetic/Baseline.yml")["backbone"] == MODALITIES * one_image
-    # The attention of the class token, in four blocks, is computed once more to guide SDTPS.
-    watched = MODALITIES * (one_image + 4 * tokens * 64)
-    assert counted("Synthetic/DeMo_SDTPS.yml")["backbone"] == watched
 
 
 def test_sdtps_equals_the_count_by_hand() -> None:
@@ -71,6 +68,13 @@ def test_sdtps_equals_the_count_by_hand() -> None:
     weights = patches * (NORM * width + width * hidden + hidden * aggregated)
     sums = aggregated * patches * width + (patches - kept) * width  # aggregated tokens, extra token
     assert counted("RGBNT201/DeMo_SDTPS.yml")["sdtps"] == MODALITIES * (scores + weights + sums)
+
+
+def test_evidence_equals_the_count_by_hand() -> None:
+    # In evaluation the scores alone are needed; neither the weighted mean nor its head.
+    patches, width = 128, 64
+    score = NORM * width + width * width // 4 + width // 4
+    assert counted("Synthetic/DeMo_SDTPS.yml")["evidence"] == MODALITIES * patches * score
 
 
 def test_hdm_equals_the_count_by_hand() -> None:
@@ -129,7 +133,7 @@ def model_and_report() -> tuple[MultiModalReID, CostReport]:
 
 def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostReport]) -> None:
     model, report = model_and_report
-    names = ["backbone", "PIFE", "SDTPS", "HDM", "ATMoE", "heads"]
+    names = ["backbone", "PIFE", "evidence", "SDTPS", "HDM", "ATMoE", "heads"]
     assert [part.name for part in report.parts] == names
     assert report.total.multiply_adds == sum(count_multiply_adds(model).values())
     assert report.total.parameters == sum(p.numel() for p in model.parameters())
@@ -145,7 +149,7 @@ def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostRepor
             f"{part.multiply_adds / 1e9:.4f}",
             f"{part.multiply_adds / report.total.multiply_adds:.2%}",
         ]
-    assert report.as_dict()["parts"]["SDTPS"]["gflops"] == report.parts[2].multiply_adds / 1e9
+    assert report.as_dict()["parts"]["SDTPS"]["gflops"] == report.parts[3].multiply_adds / 1e9
 
 
 def test_absent_parts_are_left_out() -> None:

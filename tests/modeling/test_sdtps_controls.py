@@ -1,4 +1,4 @@
-"""The controls of token selection, and guidance by class tokens and their attention."""
+"""The controls of token selection, and guidance by class tokens or by evidence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from config import load_config
 from conftest import SMALL_MODEL
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.rollout import recorded_attention
-from modeling.sdtps import AllPatches, MultiModalSDTPS, RandomSparse, attention_map
+from modeling.sdtps import AllPatches, MultiModalSDTPS, RandomSparse
 from structures import ModalBatch
 
 MakeBatch = Callable[..., ModalBatch]
@@ -65,63 +64,24 @@ def test_all_patches_are_handed_on_as_they_are() -> None:
         assert result.decision.eq(1).all()
 
 
-def test_attention_map_by_hand() -> None:
-    # Two rows of three patches; stretched: 0 .25 1 / 0 0 .5. Each is the sum of its neighbourhood / 9.
-    attention = torch.tensor([[-4.0, -3.0, 0.0, -4.0, -4.0, -2.0]])
-    expected = torch.tensor([[0.25, 1.75, 1.75, 0.25, 1.75, 1.75]]) / 9
-    torch.testing.assert_close(attention_map(attention, (2, 3)), expected)
-    assert not attention_map(attention.requires_grad_(), (2, 3)).requires_grad
-
-
-def test_modalities_judge_patches_by_their_maps_at_the_same_place() -> None:
+def test_evidence_takes_the_place_of_all_similarities() -> None:
     patches, guides = random_tokens()
-    maps = [torch.rand(3, 20, generator=torch.Generator().manual_seed(m)) for m in range(3)]
-    for index, result in enumerate(MultiModalSDTPS(16, 20, beta=0.5)(patches, guides, maps)):
-        others = [maps[m] for m in range(3) if m != index]
-        # With beta 0.5 the published formula has no learned part.
-        torch.testing.assert_close(result.scores, maps[index] + 0.5 * (others[0] + others[1]))
-        torch.testing.assert_close(result.sources[:, 1:], torch.stack([maps[index], *others], dim=1))
+    evidence = torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
+    for result in MultiModalSDTPS(16, 20, beta=0.5)(patches, guides, evidence):
+        torch.testing.assert_close(result.scores, evidence)  # with beta 0.5 there is no learned part
+    for result in MultiModalSDTPS(16, 20, beta=0.1)(patches, guides, evidence):
+        learned, seen = result.sources.unbind(dim=1)
+        assert torch.equal(seen, evidence)
+        torch.testing.assert_close(result.scores, 0.8 * learned + 0.2 * evidence)
 
 
-def test_maps_are_read_at_the_places_of_patches_that_are_left() -> None:
+def test_evidence_is_read_at_the_places_of_patches_that_are_left() -> None:
     # Of six places, each modality has three left.
     places = [torch.tensor([[0, 2, 5]]), torch.tensor([[2, 3, 5]]), torch.tensor([[0, 1, 2]])]
-    maps = [torch.arange(6.0).unsqueeze(0) / 10 + m for m in range(3)]
     patches = [torch.randn(1, 3, 16) for _ in range(3)]
-    for index, result in enumerate(MultiModalSDTPS(16, 6)(patches, patches, maps, places)):
-        order = [index, *(m for m in range(3) if m != index)]
-        there = places[index].float() / 10
-        torch.testing.assert_close(result.sources[:, 1:], torch.stack([there + m for m in order], dim=1))
-
-
-def test_attention_guides_the_model(make_batch: MakeBatch) -> None:
-    model = build("MODEL.SDTPS_GUIDE", "attention").eval()
-    batch = make_batch([0, 1], SIZE)
-    with recorded_attention(model.backbone.vit) as attentions:
-        tokens = model.encode(batch)
-    assert tokens.attention is not None
-    from_class = torch.stack(attentions)[:, :, 0, 1:].log().mean(dim=0)  # (3B, N)
-    for seen, expected in zip(tokens.attention, from_class.chunk(3), strict=True):
-        torch.testing.assert_close(seen, expected)
-    selection = model.fuse(tokens).selection
-    assert selection is not None
-    expected = attention_map(tokens.attention.ni, model.backbone.grid)
-    torch.testing.assert_close(selection.sources.rgb[:, 2], expected)
-
-
-def test_a_patch_that_slimming_drops_is_judged_by_the_blocks_it_went_through(make_batch: MakeBatch) -> None:
-    batch = make_batch([0, 1], SIZE)
-    settings = ["MODEL.SDTPS_GUIDE", "attention", "MODEL.SLIM_KEEP", "0.5", "MODEL.SLIM_LAYERS"]
-    slimmed = build(*settings, "[1]").eval().encode(batch)
-    whole = build("MODEL.SDTPS_GUIDE", "attention").eval()
-    with recorded_attention(whole.backbone.vit) as attentions:
-        whole.encode(batch)
-    first = attentions[0][:2, 0, 1:].log()  # of RGB in the first block
-    assert slimmed.places is not None
-    assert slimmed.attention is not None
-    left = torch.zeros(2, 128).scatter(1, slimmed.places.rgb.positions, 1.0).bool()
-    torch.testing.assert_close(slimmed.attention.rgb[~left], first[~left])
-    assert not torch.isclose(slimmed.attention.rgb[left], first[left]).any()
+    results = MultiModalSDTPS(16, 6)(patches, patches, torch.arange(6.0).unsqueeze(0), places)
+    for left, result in zip(places, results, strict=True):
+        assert torch.equal(result.sources[:, 1], left.float())
 
 
 @pytest.mark.parametrize("select", ["random", "all"])

@@ -80,7 +80,7 @@ def test_sdtps_chooses_among_the_patches_that_are_left() -> None:
         scores, sources = output.selection.scores.of(modality), output.selection.sources.of(modality)
         assert kept.shape == (3, 32)  # half of 63, rounded up
         assert scores.shape == (3, 128)
-        assert sources.shape == (3, 4, 128)
+        assert sources.shape == (3, 2, 128)
         for row in range(3):
             assert set(kept[row].tolist()) <= set(left[row].tolist())
             others = sorted(set(range(128)) - set(left[row].tolist()))
@@ -146,7 +146,8 @@ def test_it_trains(gumbel: str, score: str) -> None:
     torch.manual_seed(0)
     output = model(make_batch(4))
     losses = [head.logits.square().mean() + head.features.square().mean() for head in output.heads]
-    torch.stack(losses).sum().backward()
+    assert output.evidence is not None
+    torch.stack([*losses, output.evidence.square().mean()]).sum().backward()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             assert parameter.grad is not None, name

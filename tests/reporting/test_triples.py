@@ -32,6 +32,7 @@ def test_sources_are_named_in_the_order_of_the_model() -> None:
         return Selection(nothing, nothing, sources, nothing, grid=(4, 2))
 
     assert source_names(selection(0)) == {"RGB": [], "NI": [], "TI": []}  # slimming
+    assert source_names(selection(2))["NI"] == ["learned", "evidence"]
     assert source_names(selection(4)) == {
         "RGB": ["learned", "own: RGB", "NI", "TI"],
         "NI": ["learned", "own: NI", "RGB", "TI"],
