@@ -35,8 +35,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     first, second = (
         [read_variant(study / name, args.pattern) for name in variants] for study in args.studies
     )
-    if not first[0].keys() == first[1].keys() == second[0].keys() == second[1].keys():
-        raise UserError(f"{args.studies[0]} and {args.studies[1]} must have the same seeds of {variants}")
+    seeds = sorted(set.intersection(*(set(side) for side in (*first, *second))))
+    if not seeds:
+        raise UserError(f"{args.studies[0]} and {args.studies[1]} have no seed of {variants} in common")
+    first, second = ([{seed: side[seed] for seed in seeds} for side in study] for study in (first, second))
+    logger.info("seeds that all have: %s", ", ".join(seeds))
     names = {tuple(scores_names) for side in (*first, *second) for scores_names, _ in side.values()}
     if len(names) > 1:
         raise UserError("the studies have other queries; only studies of the same queries can be compared")

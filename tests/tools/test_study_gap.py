@@ -44,10 +44,18 @@ def test_growth_of_a_gap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "from hard to easy by -15.0 [-15.0, -15.0]: shrinks" in capsys.readouterr().out
 
 
+def test_seeds_that_one_of_the_studies_lacks_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studies = [write_study(tmp_path / "a", 0.1), write_study(tmp_path / "b", 0.1, seeds=(2, 9))]
+    main([*map(str, studies), "--variants", "ours", "plain"])
+    assert "seeds that all have: seed_2\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seeds": (1, 2)}, "must have the same seeds"),
+        ({"seeds": (8, 9)}, "have no seed of .* in common"),
         ({"first": 1}, "only studies of the same queries can be compared"),
     ],
 )
