@@ -31,6 +31,7 @@ from modeling.flops import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import UserError
+from tools.ablation.finished import show_mean
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ def table(points: Sequence[SweepPoint]) -> str:
         f"{'layers':<12} {'keep':>5} {'GFLOPs':>8} {'share':>6} {'mAP':>13} {'R-1':>13} {'on person':>13}"
     ]
     for point in points:
-        columns = [_mean_and_spread(v) for v in (point.mean_ap, point.rank_1, point.precision)]
+        columns = [show_mean(v) for v in (point.mean_ap, point.rank_1, point.precision)]
         name = str(list(point.layers)) if point.layers else FULL
         keep = f"{point.keep:.2f}" if point.layers else ""
         share = point.gflops / full.gflops
@@ -98,13 +99,6 @@ def table(points: Sequence[SweepPoint]) -> str:
             + " ".join(f"{c:>13}" for c in columns)
         )
     return "\n".join(lines)
-
-
-def _mean_and_spread(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    spread = f" ± {_spread(values):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{spread}"
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ import test_net
 from engine.results import setting_name
 from engine.setup import run_command, setup_log
 from structures import MISSING_SETTINGS
-from tools.ablation.finished import finished_runs, markdown_table, mean_and_spread
+from tools.ablation.finished import finished_runs, markdown_table, show_mean
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def table(scores: dict[str, list[dict[str, float]]]) -> str:
     return markdown_table(
         ["missing", *(setting_name(setting) for setting in MISSING_SETTINGS)],
         [
-            [variant, *(mean_and_spread([run[setting] for run in runs]) for setting in MISSING_SETTINGS)]
+            [variant, *(show_mean([run[setting] for run in runs]) for setting in MISSING_SETTINGS)]
             for variant, runs in scores.items()
         ],
     )

@@ -29,7 +29,7 @@ from evaluation.selection import kept_patch_precision, most_kept_places, patch_f
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import ModalBatch, UserError
-from tools.ablation.finished import finished_runs, markdown_table, mean_and_spread
+from tools.ablation.finished import finished_runs, markdown_table, show_mean
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _cell(runs: list[tuple[float, float]]) -> str:
-    return " / ".join(mean_and_spread(values) for values in zip(*runs, strict=True))
+    return " / ".join(show_mean(values) for values in zip(*runs, strict=True))
 
 
 @torch.no_grad()

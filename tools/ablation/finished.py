@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from structures import UserError
 from tools.ablation.run_folder import is_trained
+from tools.ablation.summary import mean_and_spread
 
 
 def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list[Path]]:
@@ -21,10 +20,13 @@ def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list
     return runs
 
 
-def mean_and_spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation, for a table."""
-    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{spread}"
+def show_mean(values: Sequence[float]) -> str:
+    """Mean ± standard deviation, for a table; a dash without values."""
+    found = mean_and_spread(values)
+    if found is None:
+        return "–"
+    mean, spread = found
+    return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from engine.checkpoint import save_json, save_text, write_atomically
 from tools.ablation.bootstrap import WORDS, Difference
+from tools.ablation.finished import markdown_table
 from tools.ablation.summary import CURVES, KEPT, MEASURES, Summary, as_dict, mean_and_spread
 
 COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
@@ -88,11 +89,6 @@ def _interval(difference: Difference | None) -> list[str]:
     return [interval, difference.word]
 
 
-def _rows(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def markdown(summary: Summary) -> str:
     """The summary as a page: its tables, and what the numbers mean."""
     measured = [
@@ -121,7 +117,7 @@ def markdown(summary: Summary) -> str:
         f"# {summary.title}",
         f"{runs} The numbers are those of the {EPOCH_WORDS[summary.epoch].format(of_epochs)}, and of "
         f"{summary.pattern_words}.",
-        _rows(["variant", "seeds", *MEASURES, "pattern"], measured),
+        markdown_table(["variant", "seeds", *MEASURES, "pattern"], measured),
         LEGEND,
     ]
     if any(variant.values("on person") for variant in summary.variants):
@@ -129,7 +125,7 @@ def markdown(summary: Summary) -> str:
     if compared:
         pairs = {d.num_seeds for variant in summary.variants for d in variant.differences.values()}
         header = ["variant", "Δ mAP [95 %]", "mAP is", "Δ R-1 [95 %]", "R-1 is", "pairs of seeds"]
-        blocks += [f"## Difference to {summary.reference}", _rows(header, compared)]
+        blocks += [f"## Difference to {summary.reference}", markdown_table(header, compared)]
         blocks += [METHOD_OF_ONE_SEED] if 1 in pairs else []
         blocks += [METHOD] if pairs - {1} else []
     return "\n\n".join(blocks) + "\n"
@@ -148,7 +144,7 @@ def _kept_table(summary: Summary) -> str:
         if variant.values("on person")
     ]
     header = ["variant", *(modality.value for modality in KEPT), "mean"]
-    return _rows([*header, f"Δ to {summary.reference} [95 %]", "it is"], rows)
+    return markdown_table([*header, f"Δ to {summary.reference} [95 %]", "it is"], rows)
 
 
 def table_csv(summary: Summary) -> str:
