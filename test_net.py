@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from config import ConfigError, load_config, warn_about_unused
 from datasets.build import build_data
 from engine.build import make_device, missing_settings
-from engine.checkpoint import save_arrays
+from engine.command import run_command
 from engine.distributed import World
 from engine.evaluate import evaluate_settings
+from engine.files import save_arrays
 from engine.results import log_results, read_history, save_results
-from engine.setup import describe_software, git_commit, run_command, seed_everything, setup_log
+from engine.runtime import describe_software, git_commit, seed_everything, setup_log
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model

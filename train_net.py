@@ -13,10 +13,12 @@ from config import check_resumable, load_config, warn_about_unused
 from datasets.build import build_data
 from engine.build import make_device, make_evaluation, make_train_settings
 from engine.checkpoint import find_checkpoint
+from engine.command import run_command
 from engine.distributed import World
 from engine.final import score_epochs
 from engine.results import write_metrics
-from engine.setup import begin_run, run_command, seed_everything, start_run
+from engine.run_folder import open_run_folder, reset_run_folder
+from engine.runtime import seed_everything
 from engine.train import Trainer
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     world = World.from_environment()
     device = make_device(cfg, world)
     folder = Path(cfg.OUTPUT_DIR)
-    start_run(folder, overwrite=args.overwrite, resume=args.resume is not None)
+    open_run_folder(folder, overwrite=args.overwrite, resume=args.resume is not None)
     warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
             trainer.resume(earlier)
-        begin_run(folder, cfg.dump(), keep=args.resume is not None)
+        reset_run_folder(folder, cfg.dump(), keep=args.resume is not None)
         scores = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
             write_metrics(folder, epochs=trainer.progress.epochs, scores=scores, cost=measure_cost(model))

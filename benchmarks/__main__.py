@@ -16,8 +16,9 @@ from benchmarks.report import HEADINGS, Row, describe_machine, machine_line, mar
 from benchmarks.scaling import FULL_CURVE, QUICK_CURVE, TINY_CURVE, measure_curves
 from benchmarks.scaling import HEADINGS as CURVE_HEADINGS
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
-from engine.checkpoint import save_json
-from engine.setup import keep_freed_memory, run_command, setup_log
+from engine.command import run_command
+from engine.files import save_json
+from engine.runtime import keep_freed_memory, setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)

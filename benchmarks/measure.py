@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from engine.setup import keep_freed_memory
+from engine.runtime import keep_freed_memory
 
 T = TypeVar("T")
 

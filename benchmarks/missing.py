@@ -16,8 +16,9 @@ from config import load_config
 from datasets.build import build_data
 from engine.arguments import add_config_arguments
 from engine.build import make_device
+from engine.command import run_command
 from engine.evaluate import evaluate_settings
-from engine.setup import describe_software, run_command, setup_log
+from engine.runtime import describe_software, setup_log
 from evaluation.build import make_evaluator
 from modeling.make_model import make_model
 from structures import MISSING_SETTINGS

@@ -17,7 +17,7 @@ import timm
 import torch
 import torchvision
 
-from engine.setup import git_commit
+from engine.runtime import git_commit
 
 RATIO = "ratio"
 HEADINGS = ("row", "plain", "project", "also", "same result", "target", "met", "ratio")

@@ -18,7 +18,8 @@ from yacs.config import CfgNode
 from config import load_config
 from engine.arguments import add_config_arguments
 from engine.build import make_device
-from engine.setup import describe_software, run_command, setup_log
+from engine.command import run_command
+from engine.runtime import describe_software, setup_log
 from modeling.flops import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID

@@ -8,7 +8,7 @@ from yacs.config import CfgNode
 from engine.distributed import World
 from engine.evaluate import Evaluation
 from engine.run_state import TrainSettings
-from engine.setup import choose_device, keep_freed_memory
+from engine.runtime import choose_device, keep_freed_memory
 from evaluation.build import make_evaluator
 from structures import MISSING_SETTINGS, Modality, RetrievalSet, UserError
 

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.checkpoint import describe_choice, save_json
+from engine.checkpoint import describe_choice
+from engine.files import save_json
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
 from structures import (

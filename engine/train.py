@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from engine.checkpoint import random_states, restore_random_states, save_checkpoint, save_json
+from engine.checkpoint import random_states, restore_random_states, save_checkpoint
 from engine.distributed import World
+from engine.files import save_json
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
 from engine.meter import Meter, Reading
 from engine.results import EvaluationResult

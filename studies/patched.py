@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where train_net.
 from torch import Tensor
 
 import train_net
-from engine.setup import run_command
+from engine.command import run_command
 from modeling import sdtps
 
 

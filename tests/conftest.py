@@ -1,8 +1,9 @@
 """Things that several tests share."""
 
+import logging
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,16 @@ def run_away_from_the_project(program: str, folder: Path) -> None:
         [sys.executable, "-I", "-c", before + program + after], capture_output=True, text=True, cwd=folder
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(autouse=True)
+def restore_logging() -> Iterator[None]:
+    """A command that a test runs sets up the log of the whole process."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config import load_config
+from engine.command import run_command
 from engine.interrupt import RunStopped
-from engine.setup import run_command, setup_log
+from engine.runtime import setup_log
 from structures import UserError
 from tools.ablation.pages import markdown, write_summary
 from tools.ablation.run_folder import Run, RunState, changed_settings, is_trained, lock_study

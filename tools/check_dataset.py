@@ -23,8 +23,9 @@ from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
-from engine.checkpoint import save_json
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.files import save_json
+from engine.runtime import setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,10 @@ import torch
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor
 
-from engine.checkpoint import save_checkpoint, write_atomically
-from engine.setup import run_command, setup_log
+from engine.checkpoint import save_checkpoint
+from engine.command import run_command
+from engine.files import write_atomically
+from engine.runtime import setup_log
 from modeling.checkpoint_file import WeightsError
 from modeling.weights import read_any, shorten, to_demo_names, to_our_names
 from structures import UserError

@@ -26,7 +26,8 @@ from config import ConfigError, get_cfg, load_config
 from datasets.build import DataBundle, build_data
 from datasets.dataset import MultiModalDataset
 from engine.build import make_device, make_evaluation, missing_modalities
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.runtime import setup_log
 from modeling.make_model import make_model
 from modeling.rollout import attention_rollout
 from modeling.weights import load_model

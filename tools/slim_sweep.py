@@ -25,8 +25,9 @@ from tqdm import tqdm
 from config import load_config
 from datasets.build import DataBundle, build_data
 from engine.build import make_device, make_evaluation
-from engine.checkpoint import save_json
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.files import save_json
+from engine.runtime import setup_log
 from modeling.flops import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.weights import load_model

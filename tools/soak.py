@@ -26,7 +26,8 @@ import torch
 from tqdm import tqdm
 
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.runtime import setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.runtime import setup_log
 from structures import UserError
 from tools.ablation.bootstrap import Difference, paired_bootstrap
 from tools.ablation.pages import COLOURS, save_figure

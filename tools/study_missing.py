@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import test_net
+from engine.command import run_command
 from engine.results import setting_name
-from engine.setup import run_command, setup_log
+from engine.runtime import setup_log
 from structures import MISSING_SETTINGS
 from tools.ablation.finished import finished_runs, markdown_table, show_mean
 

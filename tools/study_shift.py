@@ -24,7 +24,8 @@ from tqdm import tqdm
 from config import load_config
 from datasets.build import build_data
 from engine.build import make_device
-from engine.setup import run_command, setup_log
+from engine.command import run_command
+from engine.runtime import setup_log
 from evaluation.selection import kept_patch_precision, most_kept_places, patch_foreground
 from modeling.make_model import make_model
 from modeling.weights import load_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from engine.checkpoint import save_json, save_text, write_atomically
+from engine.files import save_json, save_text, write_atomically
 from tools.ablation.bootstrap import WORDS, Difference
 from tools.ablation.finished import markdown_table
 from tools.ablation.summary import CURVES, KEPT, MEASURES, Summary, as_dict, mean_and_spread

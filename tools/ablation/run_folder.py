@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from config import load_config
 from config.compare import HARMLESS
 from config.validate import flatten
-from engine.checkpoint import save_json
+from engine.files import save_json
 from structures import UserError
 from tools.ablation.scores import has_scores
 

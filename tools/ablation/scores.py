@@ -20,8 +20,9 @@ import numpy as np
 from config import load_config
 from datasets.build import build_data
 from engine.build import make_device, make_evaluation
-from engine.checkpoint import save_arrays
-from engine.setup import run_command, seed_everything, setup_log
+from engine.command import run_command
+from engine.files import save_arrays
+from engine.runtime import seed_everything, setup_log
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import BEST_ON, LAST_EPOCH, RankingMetrics, UserError
