@@ -17,7 +17,7 @@ define INSTALL_CHROMIUM
 }
 endef
 
-.PHONY: demo test test-browser bench soak clean help
+.PHONY: demo test test-browser test-slow bench soak clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
@@ -36,6 +36,9 @@ test: $(INSTALLED)  ## ruff, mypy and pytest
 test-browser: $(INSTALLED)  ## open the report in headless Chromium and use it
 	@command -v chromedriver > /dev/null || $(INSTALL_CHROMIUM)
 	$(BIN)/pytest -m browser -n 0
+
+test-slow: $(INSTALLED)  ## train twelve steps beside the recorded ones of DeMo, its baseline and SDTPS (minutes)
+	$(BIN)/pytest -m slow --dist load
 
 bench: $(INSTALLED)  ## measure against the plain way of the same work (minutes; make bench BENCH=--quick)
 	$(BIN)/python -m benchmarks $(BENCH)

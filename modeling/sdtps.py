@@ -84,6 +84,11 @@ def num_aggregated(num_patches: int, sparse_ratio: float, aggr_ratio: float) -> 
     return max(1, math.floor(num_patches * aggr_ratio * sparse_ratio + ROUNDING_SLACK))
 
 
+def full_precision(values: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def min_max_normalise(scores: Tensor, eps: float = 1e-8) -> Tensor:
     """Stretch the scores of each sample to [0, 1]. (..., N) -> (..., N)."""
     low = scores.amin(dim=-1, keepdim=True)
@@ -102,7 +107,8 @@ def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
     Returns:
         (B, N), in [0, 1], without gradient.
     """
-    return min_max_normalise(F.cosine_similarity(patches.float(), guide.float().unsqueeze(1), dim=-1))
+    patches, guide = full_precision(patches), full_precision(guide)
+    return min_max_normalise(F.cosine_similarity(patches, guide.unsqueeze(1), dim=-1))
 
 
 def combine_scores(learned: Tensor, own: Tensor, others: Sequence[Tensor], beta: float) -> Tensor:
@@ -238,8 +244,8 @@ class TokenSparse(nn.Module):
         self.score_predictor = score_network(dim)
 
     def predict(self, patches: Tensor) -> Tensor:
-        """The learned part of the score, which alone carries a gradient, in float32: (B, N, C) -> (B, N)."""
-        return self.score_predictor(patches).squeeze(-1).float().sigmoid()
+        """The learned part of the score, alone with a gradient, at least float32: (B, N, C) -> (B, N)."""
+        return full_precision(self.score_predictor(patches)).squeeze(-1).sigmoid()
 
     def score(self, sources: Tensor) -> Tensor:
         """One score per patch: (B, 1 + M, N), or (B, 2, N) with evidence -> (B, N)."""

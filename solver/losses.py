@@ -17,8 +17,8 @@ def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | Non
 
     The anchor counts among its own positives, at a distance of almost zero: an identity with a single image
     in the batch pushes its negatives away and pulls nothing. Without any negative the loss is NaN: the batch
-    needs two identities, which the sampler sees to. Computed in float32 even under autocast, because
-    squared distances of un-normalised features overflow or lose their differences in half precision.
+    needs two identities, which the sampler sees to. Never computed in half precision, because squared
+    distances of un-normalised features overflow or lose their differences there.
 
     Args:
         features: (B, D), un-normalised.
@@ -30,12 +30,17 @@ def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | Non
     """
     same_id = person_ids.unsqueeze(0) == person_ids.unsqueeze(1)  # (B, B)
     with torch.autocast(features.device.type, enabled=False):
-        distances = _euclidean(features.float())
+        distances = _euclidean(_full_precision(features))
         hardest_positive = distances.masked_fill(~same_id, -torch.inf).amax(dim=1)
         hardest_negative = distances.masked_fill(same_id, torch.inf).amin(dim=1)
         # Without a negative the gap would be -inf and the loss 0; to ask for one would stall CUDA.
         gap = hardest_positive - hardest_negative.masked_fill(hardest_negative.isinf(), torch.nan)
         return (F.softplus(gap) if margin is None else F.relu(gap + margin)).mean()
+
+
+def _full_precision(values: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _euclidean(features: Tensor) -> Tensor:
@@ -92,5 +97,5 @@ class ReIDLoss:
 
     def _id_loss(self, logits: Tensor, person_ids: Tensor) -> Tensor:
         """The weighted cross-entropy."""
-        loss = F.cross_entropy(logits.float(), person_ids, label_smoothing=self.label_smoothing)
+        loss = F.cross_entropy(_full_precision(logits), person_ids, label_smoothing=self.label_smoothing)
         return self.id_weight * loss
