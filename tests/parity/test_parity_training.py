@@ -33,7 +33,8 @@ AS_DEMO = ["SOLVER.LR_NOISE", "True", "SOLVER.WARMUP_PROPORTIONAL", "False"]
 CONFIGURATIONS = {"demo": "DeMo.yml", "baseline": "Baseline.yml", "sdtps": "DeMo_SDTPS.yml"}
 STEPS_PER_EPOCH, BATCH, NUM_IDS, NUM_CAMERAS = 4, 6, 171, 4
 TOLERANCE = 1e-6
-NOT_EVALUATED = EvaluationResult({1: RankingMetrics(0, 0, *[np.zeros(1)] * 4, num_queries=1)}, None, 1, 0.0)
+NO_SCORES = RankingMetrics(0, 0, np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), num_queries=1)
+NOT_EVALUATED = EvaluationResult({1: NO_SCORES}, None, 1, 0.0)
 
 
 def draw_batch(step: int) -> ModalBatch:
