@@ -194,34 +194,35 @@ class RetrievalSet:
 
 
 @dataclass(frozen=True)
-class PatchPlaces:
-    """Where the patches are that slimming has left.
+class SlimmedPatches:
+    """Which patches of an image slimming has left.
 
     Attributes:
-        positions: of the n patches that are left, ascending, (B, n), in [0, N).
+        indices: of the n patches that are left, ascending, (B, n), in [0, N).
         scores: the last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
     """
 
-    positions: Tensor
+    indices: Tensor
     scores: Tensor
 
 
 @dataclass(frozen=True)
 class ModalTokens:
-    """B triples after the backbone.
+    """B triples after the backbone: what a branch gets.
 
     Attributes:
-        globals_: class tokens, each (B, C).
+        globals_: one feature for the whole image, each (B, C): the class token, or what PIFE made of it.
         patches: patch tokens that are left, each (B, n, C); all N without slimming.
-        embeddings: patch tokens ahead of the first block, each (B, N, width), without gradient, and zeros
-            where an image is missing; None unless they are asked for evidence.
-        places: where they are in the images; None without slimming.
+        class_tokens: the class tokens as the backbone gave them, each (B, C).
+        grid: rows and columns of the patches of an image, N = rows * columns.
+        slimmed: which patches are left; None without slimming.
     """
 
     globals_: PerModality[Tensor]
     patches: PerModality[Tensor]
-    embeddings: PerModality[Tensor] | None = None
-    places: PerModality[PatchPlaces] | None = None
+    class_tokens: PerModality[Tensor]
+    grid: tuple[int, int]
+    slimmed: PerModality[SlimmedPatches] | None = None
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
@@ -229,10 +230,16 @@ class ModalTokens:
         def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
 
-        embeddings = None
-        if self.embeddings is not None and by.embeddings is not None:
-            embeddings = choose(self.embeddings, by.embeddings)
-        return ModalTokens(choose(self.globals_, by.globals_), choose(self.patches, by.patches), embeddings)
+        return replace(
+            self,
+            globals_=choose(self.globals_, by.globals_),
+            patches=choose(self.patches, by.patches),
+            class_tokens=choose(self.class_tokens, by.class_tokens),
+        )
+
+
+def _no_sources() -> PerModality[dict[str, Tensor]]:
+    return PerModality({}, {}, {})
 
 
 @dataclass(frozen=True)
@@ -242,20 +249,45 @@ class Selection:
     Attributes:
         kept: indices of the kept patches, each (B, K), in [0, N).
         scores: one score per patch, each (B, N); larger is kept.
-        sources: what the scores are made of, each (B, 4, N), in [0, 1]: the learned score, then the
-            similarity with the global of the own modality, then with those of the other two, in the order of
-            `Modality`; or the learned score and the evidence, each (B, 2, N). Slimming and the controls do
-            not tell: (B, 0, N).
-        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K). Slimming and
-            the control without selection do not aggregate: (B, 0, K).
         grid: rows and columns of the patches, N = rows * columns.
+        sources: what the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the
+            similarity with the modality's own global), `ni` (with that of another modality) … Empty where the
+            method has none.
+        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where
+            nothing is aggregated.
     """
 
     kept: PerModality[Tensor]
     scores: PerModality[Tensor]
-    sources: PerModality[Tensor]
-    weights: PerModality[Tensor]
     grid: tuple[int, int]
+    sources: PerModality[dict[str, Tensor]] = field(default_factory=_no_sources)
+    weights: PerModality[Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class BranchOutput:
+    """What a branch makes of the tokens of B triples.
+
+    Attributes:
+        features: one row per triple, (B, …); the branch's `finish` turns them into (B, D).
+        losses: by name, scalars that the branch computed itself, as means over the B triples.
+        selection: which patches it kept; None if it does not select.
+    """
+
+    features: Tensor
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    selection: Selection | None = None
+
+
+class Role(Enum):
+    """What the features of a head are for."""
+
+    ORIGINAL = "original"
+    """Return pattern 1: straight from the backbone."""
+    FUSED = "fused"
+    """Return pattern 2: from a branch that fuses the modalities."""
+    AUXILIARY = "auxiliary"
+    """Trained like the others, and not part of any descriptor."""
 
 
 @dataclass(frozen=True)
@@ -263,18 +295,18 @@ class HeadOutput:
     """What one BNNeck head gives, in training and in evaluation alike.
 
     Attributes:
-        name: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`.
+        name: of the branch: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`.
         logits: (B, number of identities).
         features: (B, D), before the neck: for the triplet loss and, by default, for retrieval.
         neck_features: (B, D), after the neck.
-        fused: whether the features come from a fusion part (return pattern 2) or from the backbone (1).
+        role: decides the return patterns that the features are part of.
     """
 
     name: str
     logits: Tensor
     features: Tensor
     neck_features: Tensor
-    fused: bool
+    role: Role
 
 
 @dataclass(frozen=True)
@@ -282,30 +314,36 @@ class ModelOutput:
     """All that one forward pass gives.
 
     Attributes:
-        heads: the heads in a fixed order, those on the backbone's features first.
-        evidence: logits of what the evidence alone tells, (B, number of identities), for the loss that
-            teaches where to look; None unless it guides SDTPS.
-        aux_losses: named losses that a part computed itself; added to the heads' losses.
-        selection: what SDTPS kept; without SDTPS what slimming left; None if patches are not selected at all.
-        slimming: what slimming left inside the backbone, or None without slimming.
+        heads: one per branch, in their order.
+        losses: named losses that branches computed themselves; added to the heads' losses.
+        selections: what was kept, by the name of the branch; `slimming` for what that left in the backbone.
     """
 
     heads: tuple[HeadOutput, ...]
-    evidence: Tensor | None = None
-    aux_losses: dict[str, Tensor] = field(default_factory=dict)
-    selection: Selection | None = None
-    slimming: Selection | None = None
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    selections: dict[str, Selection] = field(default_factory=dict)
+
+    @property
+    def selection(self) -> Selection | None:
+        """What the first branch that selects has kept; without one, what slimming left."""
+        return next(iter(self.selections.values()), None)
+
+    @property
+    def slimming(self) -> Selection | None:
+        """What slimming left inside the backbone, or None without slimming."""
+        return self.selections.get("slimming")
 
     @property
     def patterns(self) -> tuple[int, ...]:
-        """The return patterns that this model has: 1 alone without a fusion part."""
-        return tuple(RETURN_PATTERNS) if any(head.fused for head in self.heads) else (1,)
+        """The return patterns that this model has: 1 alone without a branch that fuses."""
+        return tuple(RETURN_PATTERNS) if any(head.role is Role.FUSED for head in self.heads) else (1,)
 
     def embedding(self, pattern: int, *, after_neck: bool = False) -> Tensor:
         """The descriptor of each sample, not normalised.
 
         Args:
-            pattern: 1 original, 2 fused, 3 both. A model without a fusion part gives the original for all.
+            pattern: 1 original, 2 fused, 3 both. A model without a branch that fuses gives the original for
+                all.
             after_neck: take the features after the BNNeck instead of before.
 
         Returns:
@@ -313,8 +351,9 @@ class ModelOutput:
         """
         if pattern not in RETURN_PATTERNS:
             raise ValueError(f"unknown return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
-        wanted = {1: (False,), 2: (True,), 3: (False, True)}[pattern if pattern in self.patterns else 1]
-        parts = [h.neck_features if after_neck else h.features for h in self.heads if h.fused in wanted]
+        original, fused = (Role.ORIGINAL,), (Role.FUSED,)
+        wanted = {1: original, 2: fused, 3: original + fused}[pattern if pattern in self.patterns else 1]
+        parts = [h.neck_features if after_neck else h.features for h in self.heads if h.role in wanted]
         return torch.cat(parts, dim=1)
 
 

@@ -18,7 +18,7 @@ from engine.files import save_arrays
 from engine.results import log_results, read_history, save_results
 from engine.runtime import describe_software, git_commit, seed_everything, setup_log
 from evaluation.build import make_evaluator
-from modeling.flops import measure_cost
+from modeling.cost import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from reporting.build import make_report_writer

@@ -20,7 +20,7 @@ from engine.results import write_metrics
 from engine.run_folder import open_run_folder, reset_run_folder
 from engine.runtime import seed_everything
 from engine.train import Trainer
-from modeling.flops import measure_cost
+from modeling.cost import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_pretrained
 from reporting.build import make_selection_watch
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.MODEL.PRETRAIN_PATH_T and earlier is None:
             load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
         untrained = deepcopy(model) if cfg.TEST.CONTROLS and earlier is None else None
-        model.to(device).gather_batch = world.gather_batch
+        model.to(device)
         test = make_evaluation(cfg, data.test, device, world)
         seen = data.validation or data.test  # all that training may look at
         evaluate = test if seen is data.test else make_evaluation(cfg, seen, device, world)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from modeling.branches.demo import DeMoFusion
 from modeling.hdm import HDM, SUBSETS
 from modeling.reid_model import MultiModalReID
 from structures import RETURN_PATTERNS, ModalBatch, ModalTokens, ModelOutput, PerModality
@@ -146,15 +147,16 @@ class PlainModel(nn.Module):
 
     def __init__(self, model: MultiModalReID) -> None:
         super().__init__()
-        if model.hdm is not None:
-            model.hdm = PlainHDM(model.hdm)  # type: ignore[assignment]
+        if "moe" in model.branches:
+            demo = cast(DeMoFusion, model.branches["moe"])
+            demo.hdm = PlainHDM(demo.hdm)  # type: ignore[assignment]
         self.model = model
 
     def forward(self, batch: ModalBatch) -> ModelOutput:
         """Encode B triples."""
         encoded = batch.images.map(lambda images: self.model.backbone(images, batch.camera_ids))
         globals_, patches = encoded.map(lambda e: e.globals_), encoded.map(lambda e: e.patches)
-        return self.model.fuse(ModalTokens(globals_, patches))
+        return self.model.fuse(ModalTokens(globals_, patches, globals_, self.model.backbone.grid))
 
 
 def plain_adam(groups: Sequence[Mapping[str, Any]]) -> Optimizer:

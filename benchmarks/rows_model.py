@@ -25,7 +25,7 @@ from engine.evaluate import evaluate
 from engine.train import gradient_norm
 from evaluation.evaluator import RetrievalEvaluator
 from modeling.backbone import CLIP_WIDTH
-from modeling.flops import count_multiply_adds
+from modeling.cost import count_multiply_adds
 from modeling.hdm import HDM
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID

@@ -20,7 +20,7 @@ from engine.arguments import add_config_arguments
 from engine.build import make_device
 from engine.command import run_command
 from engine.runtime import describe_software, setup_log
-from modeling.flops import count_multiply_adds
+from modeling.cost import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from solver.build import make_criterion, make_optimizer

@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[Any, ...]] = {
     "MODEL.DIRECT": (0, 1),
     "MODEL.IF_LABELSMOOTH": ("on", "off"),
     "MODEL.SDTPS_SELECT": ("score", "random", "all"),
-    "MODEL.SDTPS_GUIDE": ("reduced", "class", "evidence"),
+    "MODEL.SDTPS_GUIDE": ("reduced", "class"),
     "MODEL.SLIM_SCORE": ("attention", "cosine"),
     "DATALOADER.CACHE": ("none", "ram"),
     "DATALOADER.ON_ERROR": ("stop", "skip"),
@@ -235,17 +235,11 @@ def warn_about_unused(cfg: CfgNode) -> None:
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
     slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
-    looks = cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_SELECT == "score" and cfg.MODEL.SDTPS_GUIDE == "evidence"
-    for key, needs_alignment in {
-        "MODEL.SLIM_CROSS": slims_aligned,
-        "MODEL.SDTPS_GUIDE evidence": looks,
-    }.items():
-        if needs_alignment and not cfg.INPUT.SHARED_AUGMENT:
-            logger.warning(
-                "%s compares the same place in the three images, which separate augmentation moves apart; "
-                "set INPUT.SHARED_AUGMENT True",
-                key,
-            )
+    if slims_aligned and not cfg.INPUT.SHARED_AUGMENT:
+        logger.warning(
+            "MODEL.SLIM_CROSS compares patches of the same index in the three images, which separate "
+            "augmentation moves apart; set INPUT.SHARED_AUGMENT True"
+        )
 
 
 def _validate_combinations(cfg: CfgNode) -> None:

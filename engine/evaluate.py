@@ -16,7 +16,7 @@ from tqdm import tqdm
 from engine.distributed import World
 from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
-from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput
+from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput, Role
 
 PIXEL_BLOCK = 8  # side of the blocks that the raw-pixel control averages
 
@@ -181,4 +181,4 @@ def raw_pixels(batch: ModalBatch) -> ModelOutput:
     """A control that has learnt nothing: the images themselves, averaged over blocks of 8 x 8 pixels."""
     blocks = batch.images.map(lambda images: F.avg_pool2d(images, PIXEL_BLOCK, ceil_mode=True).flatten(1))
     pixels = torch.cat(blocks, dim=1)
-    return ModelOutput(heads=(HeadOutput("pixels", pixels, pixels, pixels, fused=False),))
+    return ModelOutput(heads=(HeadOutput("pixels", pixels, pixels, pixels, Role.ORIGINAL),))

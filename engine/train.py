@@ -37,7 +37,7 @@ class Trainer:
     """Trains a model, evaluates it, and keeps the last and the best weights.
 
     Args:
-        model: maps a batch to a `ModelOutput`. With several processes its heads see the whole batch.
+        model: maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
         criterion: maps an output and (B,) identities to named, weighted losses.
         optimizer: over the model's parameters.
         schedule: of the learning rates.
@@ -251,7 +251,7 @@ class Trainer:
             The named losses, their sum and the accuracy; the gradient norm before clipping.
         """
         with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
-            output: ModelOutput = self.parallel(batch)
+            output: ModelOutput = self.parallel(batch, self.world.gather_batch)
             person_ids = self.world.gather_batch(batch.person_ids)
             losses = self.criterion(output, person_ids)
         loss = torch.stack(list(losses.values())).sum()

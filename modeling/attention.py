@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from timm.models.vision_transformer import Attention, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from structures import UserError
 
@@ -50,3 +50,27 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
             "plain ViT; choose another, or do without attention maps and MODEL.SLIM_LAYERS"
         )
     return plain
+
+
+class ClassAttentionReader:
+    """Reads how much the class token attends to each token in one block, without a second computation.
+
+    The block computes queries and keys anyway; a hook that is registered once keeps them until `read`.
+
+    Args:
+        attention: of the block.
+    """
+
+    def __init__(self, attention: Attention) -> None:
+        self._attention = attention
+        self._qkv: Tensor | None = None
+        attention.qkv.register_forward_hook(self._keep)
+
+    def _keep(self, _module: nn.Module, _inputs: tuple[Tensor], qkv: Tensor) -> None:
+        self._qkv = qkv
+
+    def read(self) -> Tensor:
+        """The class token's attention in the last pass through the block, (B, T), in float32."""
+        qkv, self._qkv = self._qkv, None
+        assert qkv is not None, "the block has not run"
+        return class_attention(self._attention, qkv)

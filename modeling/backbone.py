@@ -14,10 +14,10 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from modeling.attention import attention_layers, class_attention
+from modeling.attention import ClassAttentionReader, attention_layers
 from modeling.layers import QuickGELU
 from modeling.slimming import Slimming, SlimTokens
-from structures import PatchPlaces, UserError
+from structures import SlimmedPatches, UserError
 
 CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"
@@ -125,15 +125,13 @@ class EncodedImages(NamedTuple):
 
     Attributes:
         globals_: class tokens, (B, C).
-        embeddings: patch tokens ahead of the first block, (B, N, width).
         patches: patch tokens that are left, (B, n, C); all N without slimming.
-        places: where they are in the image; None without slimming.
+        slimmed: which patches are left; None without slimming.
     """
 
     globals_: Tensor
-    embeddings: Tensor
     patches: Tensor
-    places: PatchPlaces | None
+    slimmed: SlimmedPatches | None
 
 
 class Backbone(nn.Module):
@@ -150,7 +148,7 @@ class Backbone(nn.Module):
         embedding_factor: factor on the camera embedding.
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
-        slim_layers: the blocks behind which it does, counted from 1.
+        slim_layers: the blocks after which it does, counted from 1.
     """
 
     def __init__(
@@ -194,9 +192,11 @@ class Backbone(nn.Module):
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
         self.slimming = slimming
         self.slim_layers = tuple(slim_layers)
-        if slimming is not None:
-            attention_layers(self.vit)  # refuses what cannot be read
         self._check_slim_layers()
+        self._readers: dict[int, ClassAttentionReader] = {}
+        if slimming is not None:
+            layers = attention_layers(self.vit)
+            self._readers = {layer: ClassAttentionReader(layers[layer - 1]) for layer in self.slim_layers}
 
     def _check_slim_layers(self) -> None:
         depth = len(self.vit.blocks)
@@ -236,42 +236,33 @@ class Backbone(nn.Module):
         vit = self.vit
         tokens = vit._pos_embed(vit.patch_embed(images))  # (B, prefix + N, width)
         tokens = vit.norm_pre(self._add_camera(tokens, embedding_ids))
-        embeddings = tokens[:, vit.num_prefix_tokens :]
-        places, num_patches = None, embeddings.shape[1]
+        slimmed, num_patches = None, tokens.shape[1] - vit.num_prefix_tokens
         if self.slimming is None:
             tokens = vit.blocks(tokens)
         else:
-            tokens, places = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
-            num_patches = places.positions.shape[1]
+            tokens, slimmed = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
+            num_patches = slimmed.indices.shape[1]
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
-        return EncodedImages(tokens[:, 0], embeddings, patches, places)
+        return EncodedImages(tokens[:, 0], patches, slimmed)
 
-    def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, PatchPlaces]:
-        """The blocks, with slimming behind some of them.
+    def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, SlimmedPatches]:
+        """The blocks, with slimming after some of them.
 
         Args:
             tokens: (B, prefix + N, width).
             present: whether an image is there, (B,); False where it is missing.
 
         Returns:
-            The prefix tokens, the patches that are left and the extra token, and where the patches are.
+            The prefix tokens, the patches that are left and the extra token, and which patches are left.
         """
         assert self.slimming is not None
         num_prefix = self.vit.num_prefix_tokens
         state = SlimTokens.whole(tokens, num_prefix)
-        blocks = zip(self.vit.blocks, attention_layers(self.vit), strict=True)
-        for layer, (block, block_attention) in enumerate(blocks, start=1):
-            if layer not in self.slim_layers:
-                tokens = block(tokens)
-                continue
-            seen: list[Tensor] = []  # the block computes queries and keys anyway; they are read on the way
-            hook = block_attention.qkv.register_forward_hook(lambda _, __, qkv, to=seen: to.append(qkv))
-            try:
-                tokens = block(tokens)
-            finally:
-                hook.remove()
-            attended = class_attention(block_attention, seen[0])[:, num_prefix:]  # (B, n + extra)
-            state = self.slimming(state.updated(tokens), attended, present)
-            tokens = state.joined()
-        return tokens, PatchPlaces(state.positions, state.scores)
+        for layer, block in enumerate(self.vit.blocks, start=1):
+            tokens = block(tokens)
+            if layer in self._readers:
+                attended = self._readers[layer].read()[:, num_prefix:]  # (B, n + extra)
+                state = self.slimming(state.updated(tokens), attended, present)
+                tokens = state.joined()
+        return tokens, SlimmedPatches(state.indices, state.scores)

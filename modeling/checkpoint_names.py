@@ -76,35 +76,52 @@ def _demo_rules() -> tuple[Rule, ...]:
             Rule(f"{name}_reduce.{{layer}}.{{entry}}", f"pife.reduce.{modality.key}.{{layer}}.{{entry}}"),
             Rule(
                 f"sdtps.{name}_sparse.score_predictor.{{layer}}.{{entry}}",
-                f"sdtps.selectors.{index}.score_predictor.{{layer}}.{{entry}}",
+                f"branches.sdtps.select.selectors.{index}.score_predictor.{{layer}}.{{entry}}",
             ),
-            Rule(f"sdtps.{name}_aggr.scale", f"sdtps.aggregators.{index}.scale"),
+            Rule(f"sdtps.{name}_aggr.scale", f"branches.sdtps.select.aggregators.{index}.scale"),
             Rule(
                 f"sdtps.{name}_aggr.weight.{{layer}}.{{entry}}",
-                f"sdtps.aggregators.{index}.weight.{{layer}}.{{entry}}",
+                f"branches.sdtps.select.aggregators.{index}.weight.{{layer}}.{{entry}}",
             ),
             *_head_rules(f"_{modality.letter}", f"ori_{modality.key}"),
         ]
     for subset in SUBSETS:
+        theirs, ours = f"generalFusion.{subset}", f"branches.moe.hdm.attentions.{subset}"
         rules += [
-            Rule(f"generalFusion.{subset}_token", f"hdm.attentions.{subset}.query"),
-            Rule(f"generalFusion.{subset}.in_proj_{{entry}}", f"hdm.attentions.{subset}.in_proj.{{entry}}"),
-            Rule(f"generalFusion.{subset}.out_proj.{{entry}}", f"hdm.attentions.{subset}.out_proj.{{entry}}"),
+            Rule(f"{theirs}_token", f"{ours}.query"),
+            Rule(f"{theirs}.in_proj_{{entry}}", f"{ours}.in_proj.{{entry}}"),
+            Rule(f"{theirs}.out_proj.{{entry}}", f"{ours}.out_proj.{{entry}}"),
         ]
     gate = "generalFusion.moe.gating_network.gate"
     rules += [
         Rule(
             "generalFusion.moe.experts.{head}.expertHead.{feature}.mlp.{layer}.{entry}",
-            "atmoe.experts.head{head}_feature{feature}.{layer}.{entry}",
+            "branches.moe.atmoe.experts.head{head}_feature{feature}.{layer}.{entry}",
         ),
-        Rule(f"{gate}.linear_re.{{layer}}.{{entry}}", "atmoe.summary.{layer}.{entry}"),
-        Rule(f"{gate}.q_.weight", "atmoe.to_query.weight"),
-        Rule(f"{gate}.k_.weight", "atmoe.to_key.weight"),
+        Rule(f"{gate}.linear_re.{{layer}}.{{entry}}", "branches.moe.atmoe.summary.{layer}.{entry}"),
+        Rule(f"{gate}.q_.weight", "branches.moe.atmoe.to_query.weight"),
+        Rule(f"{gate}.k_.weight", "branches.moe.atmoe.to_key.weight"),
         *_head_rules("", "ori"),
         *_head_rules("_moe", "moe"),
         *_head_rules("_sdtps", "sdtps"),
     ]
     return tuple(rules)
+
+
+VERSION_1 = {
+    "sdtps.": "branches.sdtps.select.",
+    "hdm.": "branches.moe.hdm.",
+    "atmoe.": "branches.moe.atmoe.",
+}
+"""Beginnings of our own names before there were branches -> now."""
+
+
+def from_version_1(name: str) -> str:
+    """Our name of an entry, which may be one of version 1."""
+    for before, now in VERSION_1.items():
+        if name.startswith(before):
+            return now + name.removeprefix(before)
+    return name
 
 
 DEMO_CLIP_RULES = _demo_rules()

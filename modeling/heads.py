@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from structures import HeadOutput
+from structures import HeadOutput, Role
 
 
 class BNNeckHead(nn.Module):
@@ -12,13 +12,13 @@ class BNNeckHead(nn.Module):
         name: name of the head, for losses and reports.
         dim: D, width of the feature.
         num_classes: number of training identities.
-        fused: whether the feature comes from a fusion part.
+        role: what the feature is for.
     """
 
-    def __init__(self, name: str, dim: int, num_classes: int, *, fused: bool) -> None:
+    def __init__(self, name: str, dim: int, num_classes: int, *, role: Role) -> None:
         super().__init__()
         self.name = name
-        self.fused = fused
+        self.role = role
         self.neck = nn.BatchNorm1d(dim)
         self.neck.bias.requires_grad_(False)
         self.classifier = nn.Linear(dim, num_classes, bias=False)
@@ -27,4 +27,4 @@ class BNNeckHead(nn.Module):
     def forward(self, features: Tensor) -> HeadOutput:
         """(B, D) -> logits (B, number of identities) and the features before and after the neck."""
         neck_features = self.neck(features)
-        return HeadOutput(self.name, self.classifier(neck_features), features, neck_features, self.fused)
+        return HeadOutput(self.name, self.classifier(neck_features), features, neck_features, self.role)

@@ -1,23 +1,59 @@
-"""Configuration -> model. The only file of this room that reads cfg."""
+"""Configuration -> model: one builder per part. The only file of this package that reads cfg."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from yacs.config import CfgNode
 
 from modeling.atmoe import ATMoE
 from modeling.backbone import Backbone
-from modeling.evidence import LocalEvidence
+from modeling.branches import Branch
+from modeling.branches.controls import AllPatches, RandomSparse
+from modeling.branches.demo import DeMoFusion
+from modeling.branches.original import Original
+from modeling.branches.sdtps import SDTPSBranch
 from modeling.hdm import HDM, SUBSETS
-from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import AllPatches, MultiModalSDTPS
+from modeling.sdtps import MultiModalSDTPS
 from modeling.slimming import Slimming
 from structures import Modality, UserError
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenSizes:
+    """What a branch has to know of the tokens that it will get.
+
+    Attributes:
+        dim: C, their width.
+        num_patches: N, of an image; also with slimming, so that the weights of a branch stay the same.
+    """
+
+    dim: int
+    num_patches: int
+
+
+BranchBuilder = Callable[[CfgNode, TokenSizes], dict[str, Branch]]
+"""From the configuration and the sizes to the branches that it switches on, by name; often one or none."""
+
+_builders: dict[str, BranchBuilder] = {}
+
+
+def register_branch(name: str, build: BranchBuilder) -> None:
+    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it.
+
+    Args:
+        name: of the builder, for messages.
+        build: see `BranchBuilder`.
+    """
+    if name in _builders:
+        raise ValueError(f"there is a branch {name!r} already; choose another name")
+    _builders[name] = build
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> MultiModalReID:
@@ -34,52 +70,18 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has no views; turn it off")
     cameras = camera_num if options.SIE_CAMERA else 0
     views = view_num if options.SIE_VIEW else 0
-    backbone = Backbone(
-        options.TRANSFORMER_TYPE,
-        img_size=tuple(cfg.INPUT.SIZE_TRAIN),
-        stride=tuple(options.STRIDE_SIZE),
-        drop_path=options.DROP_PATH,
-        dropout=options.DROP_OUT,
-        attention_dropout=options.ATT_DROP_RATE,
-        num_embeddings=max(cameras, 1) * max(views, 1) if cameras or views else 0,
-        embedding_factor=options.SIE_COE,
-        unseen_camera=cfg.TEST.UNSEEN_CAMERA,
-        slimming=Slimming(
-            options.SLIM_KEEP,
-            score=options.SLIM_SCORE,
-            cross_modal=options.SLIM_CROSS,
-            use_gumbel=options.SLIM_USE_GUMBEL,
-            gumbel_tau=options.SLIM_GUMBEL_TAU,
-            warmup_epochs=options.SLIM_WARMUP_EPOCHS,
-        )
-        if options.SLIM_LAYERS
-        else None,
-        slim_layers=options.SLIM_LAYERS,
-    )
-    if options.FROZEN:
-        backbone.vit.requires_grad_(False)
-
-    dim, embedding_dim = backbone.dim, backbone.vit.embed_dim
+    backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
     rows, columns = backbone.grid
-    original = {"ori": dim * len(Modality)} if options.DIRECT else {f"ori_{m.key}": dim for m in Modality}
-    heads = {name: BNNeckHead(name, width, num_class, fused=False) for name, width in original.items()}
-    if options.USE_SDTPS:
-        heads["sdtps"] = BNNeckHead("sdtps", dim * len(Modality), num_class, fused=True)
-    if options.HDM:
-        heads["moe"] = BNNeckHead("moe", dim * len(SUBSETS), num_class, fused=True)
-    looks = options.USE_SDTPS and options.SDTPS_SELECT == "score" and options.SDTPS_GUIDE == "evidence"
-    if looks:
-        heads["evidence"] = BNNeckHead("evidence", embedding_dim * len(Modality), num_class, fused=False)
-
+    sizes = TokenSizes(backbone.dim, rows * columns)
+    pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
+    branches: dict[str, Branch] = {}
+    for build in _builders.values():
+        branches |= build(cfg, sizes)
     model = MultiModalReID(
         backbone=backbone,
-        heads=heads,
-        pife=PIFE(dim) if options.GLOBAL_LOCAL else None,
-        sdtps=_make_sdtps(options, dim, rows * columns) if options.USE_SDTPS else None,
-        guide=options.SDTPS_GUIDE,
-        evidence=LocalEvidence(embedding_dim, backbone.grid) if looks else None,
-        hdm=HDM(dim) if options.HDM else None,
-        atmoe=ATMoE(dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None,
+        branches=branches,
+        num_classes=num_class,
+        pife=pife,
         num_views=views,
         use_cameras=options.SIE_CAMERA,
     )
@@ -90,30 +92,85 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         options.TRANSFORMER_TYPE,
         rows,
         columns,
-        ", ".join(heads),
+        ", ".join(branches),
         trainable / 1e6,
     )
     return model
 
 
-def _make_sdtps(options: CfgNode, dim: int, num_patches: int) -> MultiModalSDTPS | AllPatches:
-    """Token selection, or a control in its place.
+def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
+    options = cfg.MODEL
+    backbone = Backbone(
+        options.TRANSFORMER_TYPE,
+        img_size=tuple(cfg.INPUT.SIZE_TRAIN),
+        stride=tuple(options.STRIDE_SIZE),
+        drop_path=options.DROP_PATH,
+        dropout=options.DROP_OUT,
+        attention_dropout=options.ATT_DROP_RATE,
+        num_embeddings=num_embeddings,
+        embedding_factor=options.SIE_COE,
+        unseen_camera=cfg.TEST.UNSEEN_CAMERA,
+        slimming=_make_slimming(options),
+        slim_layers=options.SLIM_LAYERS,
+    )
+    if options.FROZEN:
+        backbone.vit.requires_grad_(False)
+    return backbone
 
-    Args:
-        options: `cfg.MODEL`.
-        dim: width of the tokens.
-        num_patches: of an image; also with slimming, so that the number of aggregated tokens, and with it the
-            weights, stay the same.
-    """
+
+def _make_slimming(options: CfgNode) -> Slimming | None:
+    if not options.SLIM_LAYERS:
+        return None
+    return Slimming(
+        options.SLIM_KEEP,
+        score=options.SLIM_SCORE,
+        cross_modal=options.SLIM_CROSS,
+        use_gumbel=options.SLIM_USE_GUMBEL,
+        gumbel_tau=options.SLIM_GUMBEL_TAU,
+        warmup_epochs=options.SLIM_WARMUP_EPOCHS,
+    )
+
+
+def _make_original(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    if cfg.MODEL.DIRECT:
+        return {"ori": Original(sizes.dim)}
+    return {f"ori_{m.key}": Original(sizes.dim, [m]) for m in Modality}
+
+
+def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    """Token selection, or a control in its place."""
+    options = cfg.MODEL
+    if not options.USE_SDTPS:
+        return {}
     if options.SDTPS_SELECT == "all":
-        return AllPatches()
-    return MultiModalSDTPS(
-        dim,
-        num_patches,
+        return {"sdtps": SDTPSBranch(AllPatches(), sizes.dim)}
+    at_random = options.SDTPS_SELECT == "random"
+    select = MultiModalSDTPS(
+        sizes.dim,
+        sizes.num_patches,
         sparse_ratio=options.SDTPS_SPARSE_RATIO,
         aggr_ratio=options.SDTPS_AGGR_RATIO,
         beta=options.SDTPS_BETA,
         use_gumbel=options.SDTPS_USE_GUMBEL,
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
-        at_random=options.SDTPS_SELECT == "random",
+        selectors=[RandomSparse(options.SDTPS_SPARSE_RATIO, seed=index) for index in range(len(Modality))]
+        if at_random
+        else None,
     )
+    return {"sdtps": SDTPSBranch(select, sizes.dim, guide_by_class=options.SDTPS_GUIDE == "class")}
+
+
+def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    options = cfg.MODEL
+    if not options.HDM:
+        return {}
+    atmoe = None
+    hdm = HDM(sizes.dim)
+    if options.ATM:
+        atmoe = ATMoE(sizes.dim, num_features=len(SUBSETS), num_heads=options.HEAD)
+    return {"moe": DeMoFusion(hdm, atmoe, sizes.dim)}
+
+
+register_branch("original", _make_original)
+register_branch("sdtps", _make_sdtps)
+register_branch("demo", _make_demo)

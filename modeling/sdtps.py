@@ -36,15 +36,15 @@ class Choice(NamedTuple):
 
 
 class SparseTokens(NamedTuple):
-    """What `TokenSparse` or `RandomSparse` decided.
+    """What a selector such as `TokenSparse` decided.
 
     Attributes:
         extra: one token that stands for the discarded patches, (B, 1, C).
         decision: see `Choice`, (B, N).
         kept: see `Choice`, (B, K).
         scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N), the learned part first; (B, 2, N) with evidence;
-            (B, 0, N) if they are random.
+        sources: what the scores are made of, (B, 1 + M, N): the learned part, the similarity with the own
+            global, then with those of the other modalities; (B, 0, N) for a selector without such parts.
     """
 
     extra: Tensor
@@ -63,7 +63,7 @@ class AggregatedTokens(NamedTuple):
         kept: see `Choice`, (B, K).
         scores: see `SparseTokens`, (B, N).
         sources: see `SparseTokens`.
-        weights: the share of each kept patch in each aggregated token, (B, A, K).
+        weights: the share of each kept patch in each aggregated token, (B, A, K); None if none is aggregated.
     """
 
     tokens: Tensor
@@ -71,7 +71,7 @@ class AggregatedTokens(NamedTuple):
     kept: Tensor
     scores: Tensor
     sources: Tensor
-    weights: Tensor
+    weights: Tensor | None
 
 
 def num_kept(num_patches: int, sparse_ratio: float) -> int:
@@ -248,7 +248,7 @@ class TokenSparse(nn.Module):
         return full_precision(self.score_predictor(patches)).squeeze(-1).sigmoid()
 
     def score(self, sources: Tensor) -> Tensor:
-        """One score per patch: (B, 1 + M, N), or (B, 2, N) with evidence -> (B, N)."""
+        """One score per patch: (B, 1 + M, N) -> (B, N)."""
         learned, own, *others = sources.unbind(dim=1)
         return combine_scores(learned, own, others, self.beta)
 
@@ -258,8 +258,7 @@ class TokenSparse(nn.Module):
         Args:
             patches: (B, N, C).
             learned: what `predict` says of them, (B, N).
-            similarities: with the global of each modality, the own first, each (B, N), in [0, 1]; or the
-                evidence alone.
+            similarities: with the global of each modality, the own first, each (B, N), in [0, 1].
         """
         sources = torch.stack([learned, *similarities], dim=1)
         scores = self.score(sources)
@@ -268,35 +267,6 @@ class TokenSparse(nn.Module):
         return SparseTokens(
             extra_token(patches, scores, choice.discarded), choice.decision, choice.kept, scores, sources
         )
-
-
-class RandomSparse(nn.Module):
-    """A control for `TokenSparse`: keeps patches at random. It has no parameters.
-
-    In training each call draws anew. In evaluation the scores are drawn from a fixed seed, so that the same
-    batch always keeps the same patches.
-
-    Args:
-        sparse_ratio: share of the patches to keep, in (0, 1].
-        seed: for evaluation.
-    """
-
-    def __init__(self, sparse_ratio: float = 0.5, *, seed: int = 0) -> None:
-        super().__init__()
-        self.sparse_ratio = sparse_ratio
-        self.seed = seed
-
-    def predict(self, patches: Tensor) -> Tensor:
-        """A random score for each patch: (B, N, C) -> (B, N), in [0, 1)."""
-        generator = None if self.training else torch.Generator().manual_seed(self.seed)
-        return torch.rand(patches.shape[:2], generator=generator).to(patches.device)
-
-    def forward(self, patches: Tensor, learned: Tensor, similarities: Sequence[Tensor]) -> SparseTokens:
-        """Keep the K patches with the highest of the scores that `predict` gave; nothing else counts."""
-        choice = choose(learned, self.sparse_ratio)
-        extra = extra_token(patches, learned, choice.discarded)
-        nothing = learned.new_zeros(len(learned), 0, learned.shape[1])
-        return SparseTokens(extra, choice.decision, choice.kept, learned, nothing)
 
 
 class TokenAggregation(nn.Module):
@@ -346,7 +316,7 @@ class MultiModalSDTPS(nn.Module):
         beta: weight of the similarities in the score.
         use_gumbel: straight-through Gumbel decision in training.
         gumbel_tau: its temperature.
-        at_random: keep patches at random, as a control; there is then no score to weigh or to train.
+        selectors: M modules in place of `TokenSparse`, with its methods `predict` and `forward`.
     """
 
     def __init__(
@@ -360,48 +330,37 @@ class MultiModalSDTPS(nn.Module):
         beta: float = 0.25,
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
-        at_random: bool = False,
+        selectors: Sequence[nn.Module] | None = None,
     ) -> None:
         super().__init__()
         self.selectors = nn.ModuleList(
-            RandomSparse(sparse_ratio, seed=index)
-            if at_random
-            else TokenSparse(
-                dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
+            selectors
+            or (
+                TokenSparse(
+                    dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
+                )
+                for _ in range(num_modalities)
             )
-            for index in range(num_modalities)
         )
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
-    def forward(
-        self,
-        patches: Sequence[Tensor],
-        guides: Sequence[Tensor],
-        evidence: Tensor | None = None,
-        places: Sequence[Tensor] | None = None,
-    ) -> list[AggregatedTokens]:
+    def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
         """Process the M modalities.
 
         Args:
             patches: M tensors (B, N, C).
             guides: M global features (B, C), in the same order, with which the patches are compared.
-            evidence: how much each place of the images is worth, (B, P), in [0, 1]. If given, it stands in
-                place of all similarities: (1 - 2 beta) * learned + 2 beta * evidence. Images must be aligned.
-            places: M tensors (B, N), in [0, P): where the patches are; None if N = P and they are in order.
 
         Returns:
             One result per modality, in the same order.
         """
-        selectors = cast(Sequence[TokenSparse | RandomSparse], self.selectors)  # a ModuleList does not tell
+        selectors = cast(Sequence[TokenSparse], self.selectors)  # a ModuleList does not tell
         learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]
         results = []
         for index, (select, aggregate) in enumerate(zip(selectors, self.aggregators, strict=True)):
-            if evidence is None:
-                order = [index, *(other for other in range(len(patches)) if other != index)]
-                similarities = [guidance_score(patches[index], guides[m]) for m in order]
-            else:
-                similarities = [evidence if places is None else evidence.gather(1, places[index])]
+            order = [index, *(other for other in range(len(patches)) if other != index)]
+            similarities = [guidance_score(patches[index], guides[m]) for m in order]
             sparse: SparseTokens = select(patches[index], learned[index], similarities)
             assert isinstance(aggregate, TokenAggregation)
             weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)
@@ -413,18 +372,3 @@ class MultiModalSDTPS(nn.Module):
                 AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, shares)
             )
         return results
-
-
-class AllPatches(nn.Module):
-    """A control for `MultiModalSDTPS`: every patch is kept, and none is aggregated. It has no parameters."""
-
-    def forward(self, patches: Sequence[Tensor], *_: object) -> list[AggregatedTokens]:
-        """The M modalities as they are, (B, N, C) each; what guides a selection does not count."""
-        batch, num_patches = patches[0].shape[:2]
-        scores = torch.zeros(batch, num_patches, device=patches[0].device)
-        kept = torch.arange(num_patches, device=scores.device).expand(batch, -1)
-        nothing = scores.new_zeros(batch, 0, num_patches)
-        return [
-            AggregatedTokens(tokens, torch.ones_like(scores), kept, scores, nothing, nothing)
-            for tokens in patches
-        ]

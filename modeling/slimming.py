@@ -30,14 +30,14 @@ class SlimTokens(NamedTuple):
         prefix: the class token, then register tokens if the backbone has any, (M * B, P, C).
         patches: the patches that are left, (M * B, n, C).
         extra: one token that stands for the patches dropped so far, if there are any, (M * B, E, C).
-        positions: of the patches that are left in the image, ascending, (M * B, n), in [0, N).
+        indices: of the patches that are left in the image, ascending, (M * B, n), in [0, N).
         scores: the last score of every patch of the image, (M * B, N); 0 before the first.
     """
 
     prefix: Tensor
     patches: Tensor
     extra: Tensor
-    positions: Tensor
+    indices: Tensor
     scores: Tensor
 
     @staticmethod
@@ -45,9 +45,9 @@ class SlimTokens(NamedTuple):
         """All patches of the images; `tokens` are (M * B, P + N, C)."""
         prefix, patches = tokens[:, :num_prefix], tokens[:, num_prefix:]
         count, num_patches = patches.shape[:2]
-        positions = torch.arange(num_patches, device=tokens.device).expand(count, -1)
+        indices = torch.arange(num_patches, device=tokens.device).expand(count, -1)
         scores = torch.zeros(count, num_patches, device=tokens.device)
-        return SlimTokens(prefix, patches, patches[:, :0], positions, scores)
+        return SlimTokens(prefix, patches, patches[:, :0], indices, scores)
 
     def joined(self) -> Tensor:
         """One sequence, (M * B, P + n + E, C)."""
@@ -129,7 +129,7 @@ class Slimming(nn.Module):
         ratio = self.train_ratio if self.training else self.keep_ratio
         kept, discarded, decision = choose(scores, ratio, self.gumbel_tau if decide else None)
         if discarded.shape[1] == 0:
-            return state._replace(scores=state.scores.scatter(1, state.positions, scores.detach()))
+            return state._replace(scores=state.scores.scatter(1, state.indices, scores.detach()))
         patches = _take(state.patches, kept)
         if decide:
             patches = patches * decision.gather(1, kept).unsqueeze(-1).to(patches.dtype)
@@ -140,8 +140,8 @@ class Slimming(nn.Module):
             prefix=state.prefix,
             patches=patches,
             extra=shares.unsqueeze(1).to(dropped.dtype) @ dropped,
-            positions=state.positions.gather(1, kept),
-            scores=state.scores.scatter(1, state.positions, scores.detach()),
+            indices=state.indices.gather(1, kept),
+            scores=state.scores.scatter(1, state.indices, scores.detach()),
         )
 
     def _score(self, state: SlimTokens, attention: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,17 +159,17 @@ class Slimming(nn.Module):
         others = (
             self._cosine_of_others(state, there)
             if self.score_kind == "cosine"
-            else self._same_place(own, state, there)
+            else self._same_index(own, state, there)
         )
         num_others = (there.sum(dim=0) - there).flatten().unsqueeze(1)  # (M * B, 1)
         return (2 * own + others) / (2 + num_others), extra
 
-    def _same_place(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
+    def _same_index(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of what the other modalities say of their patch at the same place, (M * B, n)."""
-        said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.positions, own)  # (M * B, N)
+        said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.indices, own)  # (M * B, N)
         said = said.unflatten(0, (self.num_modalities, -1)) * there.unsqueeze(-1)  # (M, B, N)
         others = said.sum(dim=0) - said
-        return others.flatten(0, 1).gather(1, state.positions)
+        return others.flatten(0, 1).gather(1, state.indices)
 
     def _cosine_of_others(self, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of the similarities with the class tokens of the other modalities, (M * B, n)."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modeling.checkpoint_file import WeightsError, read_checkpoint
-from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename
+from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, from_version_1, rename
 from modeling.reid_model import MultiModalReID
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def identify(state: Mapping[str, Tensor]) -> str | None:
 def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Translate the entries of a whole model, ours or DeMo's; returns also the names that no rule fits."""
     if identify(state) != "demo":
-        return state, []
+        return {from_version_1(name): tensor for name, tensor in state.items()}, []
     is_clip = "BACKBONE.base.class_embedding" in state
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES)
 

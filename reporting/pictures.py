@@ -139,13 +139,12 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
         relative = (selection.scores.of(modality).cpu() - low) / max(high - low, 1e-12)
         score = _coloured(spread_over_pixels(relative, grid, size), SCORE_COLOURS)
         pictures = [own, veil_discarded(own, kept, grid), score]
-        if has_tokens:
+        if selection.weights is not None:
             tokens = strongest_token(kept, selection.weights.of(modality), grid[0] * grid[1])
             pictures.append(colour_by_token(own, tokens, grid))
         return pictures
 
-    has_tokens = selection.weights.rgb.shape[1] > 0
-    names = ("image", "kept", "score", "tokens") if has_tokens else ("image", "kept", "score")
+    names = ("image", "kept", "score") if selection.weights is None else ("image", "kept", "score", "tokens")
     ends = (f"{low:.2f}", f"{high:.2f}")
     return Maps(_stack(views), names, SCORE_COLOURS, "score", ends)
 

@@ -108,7 +108,7 @@ class ReportWriter:
         selection = next(iter(outputs.values())).selection
         if selection is not None:
             self._grid, self._sources = selection.grid, source_names(selection)
-            self._has_tokens = selection.weights.rgb.shape[1] > 0
+            self._has_tokens = selection.weights is not None
             for row, content in enumerate(describe_selections(outputs, len(batch)), first):
                 self._folder.write_triple(row, content)
 

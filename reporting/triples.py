@@ -46,14 +46,14 @@ def make_strips(
 
 
 def source_names(selection: Selection) -> dict[str, list[str]]:
-    """By modality, what the rows of `Selection.sources` are; none for slimming, which does not tell."""
-    names = {}
-    for modality in Modality:
-        others = [other.value for other in Modality if other is not modality]
-        kinds: list[list[str]] = [[], ["learned", "evidence"], ["learned", f"own: {modality.value}", *others]]
-        by_count = {len(kind): kind for kind in kinds}
-        names[modality.value] = by_count[selection.sources.of(modality).shape[1]]
-    return names
+    """By modality, what its scores are made of, as the page calls it; nothing where a method has no parts."""
+    titles = {modality.key: modality.value for modality in Modality}
+    return {
+        m.value: [
+            f"own: {m.value}" if name == "own" else titles.get(name, name) for name in selection.sources.of(m)
+        ]
+        for m in Modality
+    }
 
 
 def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[dict[str, Any]]:
@@ -79,8 +79,12 @@ def _describe(selection: Selection) -> list[dict[str, Any]]:
     for modality in Modality:
         kept = selection.kept.of(modality).cpu().tolist()
         total = selection.scores.of(modality).cpu().numpy()  # (B, N)
-        sources = selection.sources.of(modality).cpu().numpy()  # (B, 4, N)
-        weights = selection.weights.of(modality).cpu().numpy()  # (B, A, K)
+        sources = np.zeros((len(total), 0, total.shape[1]), dtype=total.dtype)
+        if parts := selection.sources.of(modality):
+            sources = torch.stack(list(parts.values()), dim=1).cpu().numpy()  # (B, S, N)
+        weights = np.zeros((len(total), 0, 0))
+        if selection.weights is not None:
+            weights = selection.weights.of(modality).cpu().numpy()  # (B, A, K)
         by_modality[modality.value] = [
             _describe_image(*image) for image in zip(kept, total, sources, weights, strict=True)
         ]
@@ -90,9 +94,9 @@ def _describe(selection: Selection) -> list[dict[str, Any]]:
 def _describe_image(
     kept: list[int], total: np.ndarray, sources: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
-    """One image; `total` (N,), `sources` (4, N) in [0, 1], `weights` (A, K)."""
+    """One image; `total` (N,), `sources` (S, N) in [0, 1], `weights` (A, K)."""
     score_max, weight_max = float(total.max()), float(weights.max(initial=0.0))
-    scores = np.concatenate([total[None] / (score_max or 1.0), sources])  # (5, N)
+    scores = np.concatenate([total[None] / (score_max or 1.0), sources])  # (1 + S, N)
     return {
         "kept": kept,
         "scores": _as_bytes(scores),

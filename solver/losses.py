@@ -53,7 +53,7 @@ def _euclidean(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ReIDLoss:
-    """Identity and triplet loss of every head, and the identity loss of the evidence.
+    """Identity and triplet loss of every head.
 
     Attributes:
         id_weight: weight of the cross-entropy.
@@ -70,14 +70,14 @@ class ReIDLoss:
     head_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
-        """The weighted losses by name: two per head, one of the evidence, and those of the model's parts.
+        """The weighted losses by name: two per head, and those that branches computed.
 
         Args:
             output: heads with logits (B, K) and features (B, D).
             person_ids: (B,) labels in [0, K).
 
         Returns:
-            Scalars under `<head>/id`, `<head>/triplet`, `evidence/id` and the names in `output.aux_losses`.
+            Scalars under `<head>/id`, `<head>/triplet` and the names in `output.losses`.
         """
         unknown = set(self.head_weights) - {head.name for head in output.heads}
         if unknown:
@@ -91,9 +91,7 @@ class ReIDLoss:
             triplet_loss = batch_hard_triplet(head.features, person_ids, self.margin)
             losses[f"{head.name}/id"] = weight * self._id_loss(head.logits, person_ids)
             losses[f"{head.name}/triplet"] = weight * self.triplet_weight * triplet_loss
-        if output.evidence is not None:
-            losses["evidence/id"] = self._id_loss(output.evidence, person_ids)
-        return losses | output.aux_losses
+        return losses | output.losses
 
     def _id_loss(self, logits: Tensor, person_ids: Tensor) -> Tensor:
         """The weighted cross-entropy."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from datasets.synthetic import ensure_synthetic
-from structures import HeadOutput, ModalBatch, ModelOutput, PerModality
+from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
 from tools.soak import MINIATURE
 
 # One thread per test process: several threads wait for each other when other programs need the cores too.
@@ -88,11 +88,11 @@ class ToyModel(torch.nn.Module):
         self.linear = torch.nn.Linear(9, num_classes)
         self.encoded: list[str] = []
 
-    def forward(self, batch: ModalBatch) -> ModelOutput:
+    def forward(self, batch: ModalBatch, gather: object = None) -> ModelOutput:
         self.encoded += batch.names
         features = torch.cat([images.mean(dim=(2, 3)) for images in batch.images], dim=1)
         logits = self.linear(features)
-        return ModelOutput(heads=(HeadOutput("ori", logits, features, features, fused=False),))
+        return ModelOutput(heads=(HeadOutput("ori", logits, features, features, Role.ORIGINAL),))
 
 
 @pytest.fixture

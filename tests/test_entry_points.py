@@ -42,7 +42,7 @@ def test_training_writes_a_whole_run(run: Path) -> None:
         "kept_patch_precision",
     }
     assert metrics["summary"]["last epoch"]["samples"] == 16
-    assert set(metrics["cost"]["parts"]) == {"backbone", "PIFE", "evidence", "SDTPS", "heads", "total"}
+    assert set(metrics["cost"]["parts"]) == {"backbone", "PIFE", "SDTPS", "heads", "total"}
     log = (run / "log.txt").read_text()
     for text in ("original + fused", "control: raw pixels", "kept patches on the person", "GFLOPs"):
         assert text in log

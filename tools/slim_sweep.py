@@ -28,7 +28,7 @@ from engine.build import make_device, make_evaluation
 from engine.command import run_command
 from engine.files import save_json
 from engine.runtime import setup_log
-from modeling.flops import count_multiply_adds
+from modeling.cost import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import UserError

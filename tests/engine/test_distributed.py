@@ -17,8 +17,6 @@ from engine.distributed import World
 # HDM's dropout has no setting, as in DeMo; without it nothing is random.
 WITHOUT_DROPOUT = """
 import sys
-import modeling.evidence
-modeling.evidence.HIDDEN_SHARE = 0.0
 import modeling.hdm
 modeling.hdm.HDM.__init__.__kwdefaults__["dropout"] = 0.0
 import train_net

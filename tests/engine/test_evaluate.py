@@ -6,7 +6,7 @@ import torch
 from conftest import ToyModel
 from engine.evaluate import Outputs, evaluate, evaluate_settings, raw_pixels
 from evaluation.evaluator import RetrievalEvaluator
-from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput
+from structures import MISSING_SETTINGS, HeadOutput, ModalBatch, Modality, ModelOutput, Role
 
 CPU = torch.device("cpu")
 BatchMaker = Callable[..., ModalBatch]
@@ -74,7 +74,7 @@ class MeanColours:
 
     def __call__(self, batch: ModalBatch) -> ModelOutput:
         features = torch.cat([image.mean(dim=(2, 3)) for image in batch.images], dim=1)
-        return ModelOutput(heads=(HeadOutput("ori", features, features, features, fused=False),))
+        return ModelOutput(heads=(HeadOutput("ori", features, features, features, Role.ORIGINAL),))
 
     def forward_settings(
         self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]

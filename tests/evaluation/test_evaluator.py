@@ -8,13 +8,19 @@ from torch import Tensor
 from evaluation.evaluator import RetrievalEvaluator
 from evaluation.ranking import rank, rank_distances
 from evaluation.rerank import rerank
-from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Selection
+from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role, Selection
 
 NUM_SAMPLES, DIM = 24, 5
 
 
 def make_head(name: str, features: Tensor, *, fused: bool) -> HeadOutput:
-    return HeadOutput(name, torch.zeros(len(features), 3), features, features.flip(0), fused)
+    return HeadOutput(
+        name,
+        torch.zeros(len(features), 3),
+        features,
+        features.flip(0),
+        Role.FUSED if fused else Role.ORIGINAL,
+    )
 
 
 @pytest.fixture
@@ -249,11 +255,11 @@ def test_selection_is_scored_over_all_batches_with_masks(original: Tensor, batch
         selection = Selection(
             kept=kept,
             scores=PerModality.build(lambda _: torch.zeros(size, 4)),
-            sources=PerModality.build(lambda _: torch.zeros(size, 4, 4)),
-            weights=PerModality.build(lambda _: torch.zeros(size, 1, 2)),
             grid=(2, 2),
         )
-        output = ModelOutput((make_head("ori", original[rows], fused=False),), selection=selection)
+        output = ModelOutput(
+            (make_head("ori", original[rows], fused=False),), selections={"sdtps": selection}
+        )
         evaluator.update(output, piece(batch, rows, masks if with_masks else None))
 
     evaluator = make_evaluator()

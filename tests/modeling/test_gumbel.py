@@ -28,6 +28,7 @@ from modeling.sdtps import (
     masked_softmax,
     straight_through_gumbel,
 )
+from structures import Role
 
 BATCH, PATCHES, MODALITIES = 8, 128, 3
 IDS = torch.arange(BATCH) // 2
@@ -69,7 +70,7 @@ def gradient_norms(dim: int, seed: int, *, use_gumbel: bool) -> GradientNorms:
     """
     torch.manual_seed(seed)
     model = MultiModalSDTPS(dim, PATCHES, use_gumbel=use_gumbel).train()
-    head = BNNeckHead("sdtps", MODALITIES * dim, 20, fused=True)
+    head = BNNeckHead("sdtps", MODALITIES * dim, 20, role=Role.FUSED)
     patches, guides = make_inputs(dim, seed)
     patches = [patch.requires_grad_() for patch in patches]
     results = model(patches, guides)

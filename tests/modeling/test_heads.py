@@ -5,13 +5,14 @@ import torch
 
 from modeling.heads import BNNeckHead
 from modeling.layers import QuickGELU
+from structures import Role
 
 
 def test_features_pass_and_the_neck_normalises_them() -> None:
-    head = BNNeckHead("ori", 12, 5, fused=False).train()
+    head = BNNeckHead("ori", 12, 5, role=Role.ORIGINAL).train()
     features = 3 * torch.randn(64, 12, generator=torch.Generator().manual_seed(0)) + 2
     output = head(features)
-    assert (output.name, output.fused) == ("ori", False)
+    assert (output.name, output.role) == ("ori", Role.ORIGINAL)
     assert torch.equal(output.features, features)
     torch.testing.assert_close(output.neck_features.mean(dim=0), torch.zeros(12), atol=1e-5, rtol=0)
     torch.testing.assert_close(output.neck_features.std(dim=0, correction=0), torch.ones(12))
@@ -19,7 +20,7 @@ def test_features_pass_and_the_neck_normalises_them() -> None:
 
 
 def test_bias_of_the_neck_is_zero_and_frozen() -> None:
-    head = BNNeckHead("ori", 12, 5, fused=False)
+    head = BNNeckHead("ori", 12, 5, role=Role.ORIGINAL)
     assert head.neck.bias.eq(0).all()
     assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["neck.bias"]
     assert head.classifier.bias is None
@@ -27,7 +28,7 @@ def test_bias_of_the_neck_is_zero_and_frozen() -> None:
 
 def test_classifier_starts_small() -> None:
     torch.manual_seed(0)
-    weight = BNNeckHead("moe", 512, 200, fused=True).classifier.weight
+    weight = BNNeckHead("moe", 512, 200, role=Role.FUSED).classifier.weight
     assert weight.std().item() == pytest.approx(0.001, rel=0.02)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from config.defaults import get_cfg
+from modeling.atmoe import ATMoE
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
@@ -84,12 +85,12 @@ class FullSize(NamedTuple):
 def full_size() -> FullSize:
     """One training forward of ViT-B-16 with SDTPS at 256 x 128, batch 4, 201 ids, 4 cameras."""
     model = build(SDTPS, {"MODEL.SIE_CAMERA": True}, ids=201).train()
-    assert model.sdtps is not None
+    sdtps = model.get_submodule("branches.sdtps.select")
     seen: list[list[AggregatedTokens]] = []
-    model.sdtps.register_forward_hook(lambda _, __, results: seen.append(results))
+    sdtps.register_forward_hook(lambda _, __, results: seen.append(results))
     with torch.no_grad():
         output = model(make_batch(4, 256, 128, cameras=[0, 1, 2, 3]))
-    return FullSize(output, seen[0], sum(p.numel() for p in model.sdtps.parameters()))
+    return FullSize(output, seen[0], sum(p.numel() for p in sdtps.parameters()))
 
 
 def test_full_size_heads_in_training(full_size: FullSize) -> None:
@@ -314,13 +315,15 @@ def test_settings_reach_the_parts() -> None:
         0.15,
     ]
     assert model.backbone.embedding_factor == 3.0
-    assert isinstance(model.sdtps, MultiModalSDTPS)
-    for selector in model.sdtps.selectors:
+    sdtps = model.get_submodule("branches.sdtps.select")
+    assert isinstance(sdtps, MultiModalSDTPS)
+    for selector in sdtps.selectors:
         assert (selector.sparse_ratio, selector.beta) == (0.25, 0.1)
         assert (selector.use_gumbel, selector.gumbel_tau) == (True, 0.7)
-    assert {a.weight[3].out_features for a in cast(list[Any], model.sdtps.aggregators)} == {16}  # 128 / 4 / 2
-    assert model.atmoe is not None
-    assert model.atmoe.num_heads == 8
+    assert {a.weight[3].out_features for a in cast(list[Any], sdtps.aggregators)} == {16}  # 128 / 4 / 2
+    atmoe = model.get_submodule("branches.moe.atmoe")
+    assert isinstance(atmoe, ATMoE)
+    assert atmoe.num_heads == 8
 
 
 def test_construction_logs_once(caplog: pytest.LogCaptureFixture) -> None:

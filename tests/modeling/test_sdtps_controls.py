@@ -1,4 +1,4 @@
-"""The controls of token selection, and guidance by class tokens or by evidence."""
+"""The controls of token selection, and guidance by class tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor
 
 from config import load_config
 from conftest import SMALL_MODEL
+from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import AllPatches, MultiModalSDTPS, RandomSparse
+from modeling.sdtps import MultiModalSDTPS
 from structures import ModalBatch
 
 MakeBatch = Callable[..., ModalBatch]
@@ -33,7 +34,7 @@ def random_tokens(seed: int = 0) -> tuple[list[Tensor], list[Tensor]]:
 
 def test_random_choice_keeps_other_patches_each_time_in_training_alone() -> None:
     patches, guides = random_tokens()
-    model = MultiModalSDTPS(16, 20, at_random=True)
+    model = MultiModalSDTPS(16, 20, selectors=[RandomSparse(seed=seed) for seed in range(3)])
     assert not [name for name, _ in model.named_parameters() if name.startswith("selectors")]
     torch.manual_seed(0)
     draws = [model.train()(patches, guides) for _ in range(2)]
@@ -64,26 +65,6 @@ def test_all_patches_are_handed_on_as_they_are() -> None:
         assert result.decision.eq(1).all()
 
 
-def test_evidence_takes_the_place_of_all_similarities() -> None:
-    patches, guides = random_tokens()
-    evidence = torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
-    for result in MultiModalSDTPS(16, 20, beta=0.5)(patches, guides, evidence):
-        torch.testing.assert_close(result.scores, evidence)  # with beta 0.5 there is no learned part
-    for result in MultiModalSDTPS(16, 20, beta=0.1)(patches, guides, evidence):
-        learned, seen = result.sources.unbind(dim=1)
-        assert torch.equal(seen, evidence)
-        torch.testing.assert_close(result.scores, 0.8 * learned + 0.2 * evidence)
-
-
-def test_evidence_is_read_at_the_places_of_patches_that_are_left() -> None:
-    # Of six places, each modality has three left.
-    places = [torch.tensor([[0, 2, 5]]), torch.tensor([[2, 3, 5]]), torch.tensor([[0, 1, 2]])]
-    patches = [torch.randn(1, 3, 16) for _ in range(3)]
-    results = MultiModalSDTPS(16, 6)(patches, patches, torch.arange(6.0).unsqueeze(0), places)
-    for left, result in zip(places, results, strict=True):
-        assert torch.equal(result.sources[:, 1], left.float())
-
-
 @pytest.mark.parametrize("select", ["random", "all"])
 def test_controls_train_every_parameter_that_they_have(select: str, make_batch: MakeBatch) -> None:
     # A parameter without gradient would stop training with several processes.
@@ -93,7 +74,7 @@ def test_controls_train_every_parameter_that_they_have(select: str, make_batch: 
     assert not [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
 
 
-def test_guide_class_compares_with_the_class_tokens_ahead_of_pife(make_batch: MakeBatch) -> None:
+def test_guide_class_compares_with_the_class_tokens_before_pife(make_batch: MakeBatch) -> None:
     scores = []
     for guide in ("reduced", "class"):
         model = build("MODEL.SDTPS_GUIDE", guide).eval()
@@ -103,6 +84,6 @@ def test_guide_class_compares_with_the_class_tokens_ahead_of_pife(make_batch: Ma
         assert output.selection is not None
         scores.append(output.selection.scores.rgb)
     assert not torch.equal(scores[0], scores[1])
-    assert model.sdtps is not None
-    expected = model.sdtps(tokens.patches, tokens.globals_)[0].scores
+    select = model.get_submodule("branches.sdtps.select")
+    expected = select(tokens.patches, tokens.class_tokens)[0].scores
     assert torch.equal(scores[1], expected)

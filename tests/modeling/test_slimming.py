@@ -32,7 +32,7 @@ def test_score_by_hand() -> None:
         ]
     )
     torch.testing.assert_close(slim.scores, expected)
-    assert slim.positions.tolist() == [[1, 2], [0, 1], [0, 1]]
+    assert slim.indices.tolist() == [[1, 2], [0, 1], [0, 1]]
     own_only = Slimming(2 / 3, cross_modal=False)(state, attention, present)
     torch.testing.assert_close(own_only.scores, min_max_normalise(attention))
 
@@ -41,7 +41,7 @@ def test_extra_token_by_hand() -> None:
     state, attention, present = make_state()
     slim = Slimming(0.5)(state, attention, present)
     for row in range(len(slim.patches)):
-        kept = slim.positions[row].tolist()
+        kept = slim.indices[row].tolist()
         dropped = [place for place in range(PATCHES) if place not in kept]
         assert torch.equal(slim.patches[row], state.patches[row, kept])
         shares = slim.scores[row, dropped].softmax(dim=0)
@@ -61,13 +61,13 @@ def test_places_are_remembered_over_several_stages() -> None:
         state = slimming(state, attention, present)
         lengths.append(state.patches.shape[1])
         assert state.extra.shape == (len(original), 1, DIM)
-        assert torch.equal(state.positions, state.positions.sort(dim=1).values)
+        assert torch.equal(state.indices, state.indices.sort(dim=1).values)
         for row in range(len(original)):
-            assert set(state.positions[row].tolist()) <= set(before.positions[row].tolist())
+            assert set(state.indices[row].tolist()) <= set(before.indices[row].tolist())
             # What has been dropped keeps the score that it was dropped with.
-            gone = sorted(set(range(20)) - set(before.positions[row].tolist()))
+            gone = sorted(set(range(20)) - set(before.indices[row].tolist()))
             assert torch.equal(state.scores[row, gone], before.scores[row, gone])
-            assert torch.equal(state.patches[row], original[row, state.positions[row]])
+            assert torch.equal(state.patches[row], original[row, state.indices[row]])
     assert lengths == [14, 10, 7]
 
 
@@ -77,12 +77,12 @@ def test_a_dropped_patch_of_another_modality_says_nothing() -> None:
     said = torch.rand(len(attention), first.patches.shape[1] + 1, generator=torch.Generator().manual_seed(1))
     second = Slimming(0.5)(first, said, present)
     own = min_max_normalise(said)[:, :-1]
-    maps = torch.zeros(MODALITIES * BATCH, PATCHES).scatter(1, first.positions, own)
+    maps = torch.zeros(MODALITIES * BATCH, PATCHES).scatter(1, first.indices, own)
     for row in range(MODALITIES * BATCH):
         sample = row % BATCH
         others = sum(maps[other * BATCH + sample] for other in range(MODALITIES) if other != row // BATCH)
         assert isinstance(others, Tensor)
-        places = first.positions[row]
+        places = first.indices[row]
         torch.testing.assert_close(second.scores[row, places], (2 * own[row] + others[places]) / 4)
 
 
@@ -100,7 +100,7 @@ def test_a_missing_modality_does_not_guide_the_others(score: str) -> None:
     other_attention[BATCH : 2 * BATCH] = attention[BATCH : 2 * BATCH].flip(1)
     others = slimming(changed, other_attention, present)
     for rows in (slice(0, BATCH), slice(2 * BATCH, None)):
-        assert torch.equal(slim.positions[rows], others.positions[rows])
+        assert torch.equal(slim.indices[rows], others.indices[rows])
         assert torch.equal(slim.scores[rows], others.scores[rows])
     guided = slimming(changed, other_attention, torch.ones_like(present))
     assert not torch.equal(slim.scores[:BATCH], guided.scores[:BATCH])
@@ -122,7 +122,7 @@ def test_keeping_everything_changes_nothing() -> None:
     state, attention, present = make_state()
     slim = Slimming(1.0)(state, attention, present)
     assert torch.equal(slim.joined(), state.joined())
-    assert torch.equal(slim.positions, state.positions)
+    assert torch.equal(slim.indices, state.indices)
 
 
 def test_ratio_in_training_and_in_evaluation() -> None:
@@ -169,4 +169,4 @@ def test_scores_are_in_full_precision_also_under_autocast() -> None:
     with torch.autocast("cpu", torch.float16):
         slim = slimming(nearly_equal, attention, present)
     assert slim.scores.isfinite().all()
-    assert torch.equal(slim.positions, plain.positions)
+    assert torch.equal(slim.indices, plain.indices)

@@ -373,7 +373,7 @@ def test_other_number_of_ids(save: Callable[..., Path]) -> None:
     report = load_model(target, save(source.state_dict()))
     assert [entry.partition(" ")[0] for entry in report.dropped] == report.missing
     assert report.missing == ["heads.ori.classifier.weight", "heads.sdtps.classifier.weight"]
-    score = "sdtps.selectors.0.score_predictor.0.weight"
+    score = "branches.sdtps.select.selectors.0.score_predictor.0.weight"
     assert torch.equal(entry(target, score), entry(source, score))
 
 

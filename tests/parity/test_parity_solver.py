@@ -13,7 +13,7 @@ from torch import Tensor
 from fill import fill
 from solver.losses import ReIDLoss, batch_hard_triplet
 from solver.schedule import build_schedule
-from structures import HeadOutput, ModelOutput
+from structures import HeadOutput, ModelOutput, Role
 
 EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "data" / "expected.json").read_text())
 
@@ -42,7 +42,7 @@ def test_triplet(features: Tensor, labels: Tensor) -> None:
 
 def test_head_losses_and_their_sum(logits: Tensor, features: Tensor, labels: Tensor) -> None:
     recorded = EXPECTED["loss"]
-    output = ModelOutput((HeadOutput("ori", logits, features, features, fused=False),))
+    output = ModelOutput((HeadOutput("ori", logits, features, features, Role.ORIGINAL),))
     criterion = ReIDLoss(id_weight=0.25, triplet_weight=1.0, label_smoothing=0.1, margin=None)
     losses = criterion(output, labels)
     assert losses["ori/id"].item() == pytest.approx(0.25 * recorded["cross_entropy_smooth_0.1"], abs=1e-5)

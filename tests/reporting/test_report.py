@@ -26,6 +26,7 @@ from structures import (
     Modality,
     ModelOutput,
     PerModality,
+    Role,
     Selection,
     UserError,
 )
@@ -75,19 +76,25 @@ class SelectingModel:
         features = torch.cat([image.mean(dim=(2, 3)) for image in batch.images], dim=1)
         patches, count = GRID[0] * GRID[1], len(batch)
         weights = torch.rand(count, 2, 3, generator=generator)
+
+        def sources(modality: Modality) -> dict[str, torch.Tensor]:
+            others = [other.key for other in Modality if other is not modality]
+            names = ("learned", "own", *others)
+            return {name: torch.rand(count, patches, generator=generator) for name in names}
+
         selection = Selection(
             kept=PerModality.build(lambda m: torch.tensor([[0, 3, 5 + len(m.value) % 2]] * count)),
             scores=PerModality.build(lambda _: 1.5 * torch.rand(count, patches, generator=generator)),
-            sources=PerModality.build(lambda _: torch.rand(count, 4, patches, generator=generator)),
+            sources=PerModality.build(sources),
             weights=PerModality.build(lambda _: weights / weights.sum(dim=-1, keepdim=True)),
             grid=GRID,
         )
-        heads = [HeadOutput(name, features, f, f, fused) for name, f, fused in _heads(features)]
-        return ModelOutput(heads=tuple(heads), selection=selection)
+        heads = [HeadOutput(name, features, f, f, role) for name, f, role in _heads(features)]
+        return ModelOutput(heads=tuple(heads), selections={"sdtps": selection})
 
 
-def _heads(features: torch.Tensor) -> list[tuple[str, torch.Tensor, bool]]:
-    return [("ori", features, False), ("sdtps", features.square(), True)]
+def _heads(features: torch.Tensor) -> list[tuple[str, torch.Tensor, Role]]:
+    return [("ori", features, Role.ORIGINAL), ("sdtps", features.square(), Role.FUSED)]
 
 
 class Written:
@@ -235,7 +242,8 @@ def test_the_selections(written: Written) -> None:
             scores = np.frombuffer(base64.b64decode(image["scores"]), np.uint8).reshape(5, 8) / 255
             total = selection.scores.of(modality)[in_batch].numpy()
             np.testing.assert_allclose(scores[0] * image["score_max"], total, atol=1.5 / 255)
-            np.testing.assert_allclose(scores[1:], selection.sources.of(modality)[in_batch], atol=1 / 255)
+            sources = np.stack([source[in_batch] for source in selection.sources.of(modality).values()])
+            np.testing.assert_allclose(scores[1:], sources, atol=1 / 255)
             weights = np.frombuffer(base64.b64decode(image["weights"]), np.uint8).reshape(image["tokens"], 3)
             np.testing.assert_allclose(
                 weights / 255 * image["weight_max"],

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from reporting.triples import make_strips, source_names, thumbnail_size
-from structures import PerModality, Selection
+from structures import Modality, PerModality, Selection
 
 
 def test_thumbnails_keep_the_aspect_and_are_never_enlarged() -> None:
@@ -26,14 +26,17 @@ def test_strips_are_the_images_side_by_side() -> None:
 
 
 def test_sources_are_named_in_the_order_of_the_model() -> None:
-    def selection(num_sources: int) -> Selection:
-        nothing = PerModality.build(lambda _: torch.zeros(1, 0))
-        sources = PerModality.build(lambda _: torch.zeros(1, num_sources, 8))
-        return Selection(nothing, nothing, sources, nothing, grid=(4, 2))
+    nothing = PerModality.build(lambda _: torch.zeros(1, 0))
+    scores = torch.zeros(1, 8)
 
-    assert source_names(selection(0)) == {"RGB": [], "NI": [], "TI": []}  # slimming
-    assert source_names(selection(2))["NI"] == ["learned", "evidence"]
-    assert source_names(selection(4)) == {
+    def sources(modality: Modality) -> dict[str, torch.Tensor]:
+        others = [other.key for other in Modality if other is not modality]
+        return dict.fromkeys(("learned", "own", *others), scores)
+
+    slimming = Selection(nothing, nothing, grid=(4, 2))
+    sdtps = Selection(nothing, nothing, grid=(4, 2), sources=PerModality.build(sources))
+    assert source_names(slimming) == {"RGB": [], "NI": [], "TI": []}
+    assert source_names(sdtps) == {
         "RGB": ["learned", "own: RGB", "NI", "TI"],
         "NI": ["learned", "own: NI", "RGB", "TI"],
         "TI": ["learned", "own: TI", "RGB", "NI"],

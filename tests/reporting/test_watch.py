@@ -32,7 +32,7 @@ class KeepsOnePatch(nn.Module):
             raise RuntimeError("broken")
         kept = PerModality(*(torch.full((len(batch), 1), place) for place in (0, 0, 1)))
         scores = PerModality.build(lambda _: torch.zeros(len(batch), 2))
-        return ModelOutput(heads=(), selection=Selection(kept, scores, scores, scores, (2, 1)))
+        return ModelOutput(heads=(), selections={"sdtps": Selection(kept, scores, (2, 1))})
 
 
 @pytest.mark.parametrize(

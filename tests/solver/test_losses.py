@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from solver.losses import ReIDLoss, batch_hard_triplet
-from structures import HeadOutput, ModelOutput
+from structures import HeadOutput, ModelOutput, Role
 
 LINE = torch.tensor([[0.0], [1.0], [4.0], [6.0]])
 LINE_IDS = torch.tensor([0, 0, 1, 1])
@@ -16,14 +16,14 @@ LINE_IDS = torch.tensor([0, 0, 1, 1])
 LINE_GAPS = (-3.0, -2.0, -1.0, -3.0)
 
 
-def make_output(seed: int = 0, **aux_losses: Tensor) -> ModelOutput:
+def make_output(seed: int = 0, **losses: Tensor) -> ModelOutput:
     generator = torch.Generator().manual_seed(seed)
 
-    def head(name: str, fused: bool) -> HeadOutput:
+    def head(name: str, role: Role) -> HeadOutput:
         features = torch.randn(8, 6, generator=generator)
-        return HeadOutput(name, torch.randn(8, 4, generator=generator), features, features, fused)
+        return HeadOutput(name, torch.randn(8, 4, generator=generator), features, features, role)
 
-    return ModelOutput((head("ori", False), head("sdtps", True)), aux_losses=aux_losses)
+    return ModelOutput((head("ori", Role.ORIGINAL), head("sdtps", Role.FUSED)), losses=losses)
 
 
 IDS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])

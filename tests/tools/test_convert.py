@@ -21,7 +21,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> P
     """A model with every part that DeMo or its first extension has, after one epoch of two steps or so."""
     folder = tmp_path_factory.mktemp("runs") / "all"
     parts = ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.SIE_CAMERA", "True", "MODEL.HEAD", "2"]
-    parts += ["MODEL.SDTPS_GUIDE", "reduced"]  # DeMo has no place for the evidence
     short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
     settings = [*mini_settings, *parts, *short, "OUTPUT_DIR", str(folder)]
     train_entry.main(["--config_file", str(SMALL_MODEL), *settings])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import train_net as train_entry
 from conftest import SMALL_MODEL
-from modeling.evidence import LocalEvidence
-from structures import ModalBatch, PerModality, UserError
+from modeling.sdtps import TokenSparse
+from structures import ModalBatch, UserError
 from tools.study_shift import SHIFTS, main, shift_batch, shifted_precision
 
 MakeBatch = Callable[..., ModalBatch]
@@ -56,18 +56,17 @@ def test_study(
     assert "| shift, in patches | 0 | -1 | +1 | -2 | +2 |" in out
     assert f"| small | {found[0][0]:.1f} / {found[0][1]:.1f} |" in out
 
-    def same_place(self: LocalEvidence, embeddings: PerModality[Tensor]) -> tuple[Tensor, Tensor]:
-        scores = torch.arange(128.0).expand(len(embeddings.rgb), -1)
-        return scores, torch.cat([patches[:, 0] for patches in embeddings], dim=1)
+    def same_patches(self: TokenSparse, sources: Tensor) -> Tensor:
+        return torch.arange(128.0).expand(len(sources), -1)
 
-    monkeypatch.setattr(LocalEvidence, "forward", same_place)
+    monkeypatch.setattr(TokenSparse, "score", same_patches)
     for own, prior in shifted_precision(run).values():
         assert own == pytest.approx(prior)
 
 
 def test_a_variant_without_selection_is_named(tmp_path: Path, mini_settings: list[str]) -> None:
     run = tmp_path / "base" / "seed_1"
-    off = ["MODEL.USE_SDTPS", "False", "MODEL.SDTPS_GUIDE", "reduced", "MODEL.SDTPS_BETA", "0.25"]
+    off = ["MODEL.USE_SDTPS", "False"]
     train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *off, *QUICK, str(run)])
     with pytest.raises(UserError, match="base/seed_1 selects no patches"):
         main([str(tmp_path)])

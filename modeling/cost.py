@@ -5,26 +5,17 @@ from __future__ import annotations
 import time
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from modeling.branches import Branch
 from modeling.reid_model import MultiModalReID
 from structures import ModalBatch, PerModality
-
-PARTS = {
-    "backbone": "backbone",
-    "pife": "PIFE",
-    "evidence": "evidence",
-    "sdtps": "SDTPS",
-    "hdm": "HDM",
-    "atmoe": "ATMoE",
-    "heads": "heads",
-}
-"""The parts of `MultiModalReID` in the order of the report, with their names in it."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +122,19 @@ def _example(model: MultiModalReID, batch_size: int) -> tuple[Tensor, ...]:
     return (*images, torch.zeros(batch_size, dtype=torch.long, device=parameter.device))
 
 
+def model_parts(model: MultiModalReID) -> dict[str, str]:
+    """The parts of a model in the order of the report: what it calls them -> their names as modules."""
+    pife = {} if model.pife is None else {"PIFE": "pife"}
+    branches = {
+        title: f"branches.{name}.{path}".rstrip(".")
+        for name, branch in cast("Mapping[str, Branch]", model.branches).items()
+        for path, title in branch.cost_titles.items()
+    }
+    return {"backbone": "backbone", **pife, **branches, "heads": "heads"}
+
+
 def count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
-    """Multiply-adds for one triple, by part."""
+    """Multiply-adds for one triple, by what the report calls the part."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # fvcore uses torch.jit, which newer torch deprecates
         return _count_multiply_adds(model)
@@ -148,7 +150,7 @@ def _count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
     analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
     by_module = analysis.by_module()
     model.train(was_training)
-    return {part: int(by_module[f"model.{part}"]) for part in PARTS if getattr(model, part) is not None}
+    return {title: int(by_module[f"model.{part}"]) for title, part in model_parts(model).items()}
 
 
 @torch.no_grad()
@@ -198,11 +200,10 @@ def measure_cost(model: MultiModalReID) -> CostReport:
     device = next(model.parameters()).device
     batch_size = 64 if device.type == "cuda" else 4
     parts = []
-    for part, name in PARTS.items():
-        if part in multiply_adds:
-            parameters = list(getattr(model, part).parameters())
-            trainable = sum(p.numel() for p in parameters if p.requires_grad)
-            parts.append(PartCost(name, sum(p.numel() for p in parameters), trainable, multiply_adds[part]))
+    for title, part in model_parts(model).items():
+        parameters = list(model.get_submodule(part).parameters())
+        trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        parts.append(PartCost(title, sum(p.numel() for p in parameters), trainable, multiply_adds[title]))
     where = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from config.load import load_config
-from modeling import flops
-from modeling.flops import CostReport, count_multiply_adds, measure_cost
+from modeling import cost
+from modeling.cost import CostReport, count_multiply_adds, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 
@@ -67,14 +67,7 @@ def test_sdtps_equals_the_count_by_hand() -> None:
     scores = patches * (width * width // 4 + width // 4)
     weights = patches * (NORM * width + width * hidden + hidden * aggregated)
     sums = aggregated * patches * width + (patches - kept) * width  # aggregated tokens, extra token
-    assert counted("RGBNT201/DeMo_SDTPS.yml")["sdtps"] == MODALITIES * (scores + weights + sums)
-
-
-def test_evidence_equals_the_count_by_hand() -> None:
-    # In evaluation the scores alone are needed; neither the weighted mean nor its head.
-    patches, width = 128, 64
-    score = NORM * width + width * width // 4 + width // 4
-    assert counted("Synthetic/DeMo_SDTPS.yml")["evidence"] == MODALITIES * patches * score
+    assert counted("RGBNT201/DeMo_SDTPS.yml")["SDTPS"] == MODALITIES * (scores + weights + sums)
 
 
 def test_hdm_equals_the_count_by_hand() -> None:
@@ -82,7 +75,7 @@ def test_hdm_equals_the_count_by_hand() -> None:
     attended = 12 * tokens  # each of the three modalities is in four subsets
     logits_and_sums = 2 * attended * heads * width
     projections = 4 * width**2  # query, folded key, value and output, once for each subset
-    assert counted("RGBNT201/DeMo.yml")["hdm"] == logits_and_sums + subsets * projections == 20_021_248
+    assert counted("RGBNT201/DeMo.yml")["HDM"] == logits_and_sums + subsets * projections == 20_021_248
 
 
 def hdm_the_usual_way() -> int:
@@ -95,7 +88,7 @@ def hdm_the_usual_way() -> int:
 
 def test_totals_agree_with_the_published_ones() -> None:
     assert total("RGBNT201/Baseline.yml") / 1e9 == pytest.approx(34.28, rel=0.01)
-    demo = total("RGBNT201/DeMo.yml") - counted("RGBNT201/DeMo.yml")["hdm"] + hdm_the_usual_way()
+    demo = total("RGBNT201/DeMo.yml") - counted("RGBNT201/DeMo.yml")["HDM"] + hdm_the_usual_way()
     assert demo / 1e9 == pytest.approx(35.10, rel=0.01)
     assert round(demo / 1e9, 2) == 35.03  # README.md
 
@@ -107,7 +100,7 @@ def test_baseline_and_what_sdtps_adds() -> None:
 
 
 def test_attention_would_be_missing_without_its_handle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flops, "count_attention", lambda inputs, outputs: Counter())
+    monkeypatch.setattr(cost, "count_attention", lambda inputs, outputs: Counter())
     missing = total("RGBNT201/Baseline.yml") - sum(
         count_multiply_adds(build("RGBNT201/Baseline.yml")).values()
     )
@@ -119,7 +112,7 @@ def test_counting_and_timing_leave_the_model_as_it_was(training: bool) -> None:
     model = build("Synthetic/DeMo_SDTPS.yml").train(training)
     before = {name: entry.clone() for name, entry in model.state_dict().items()}
     count_multiply_adds(model)
-    flops.measure_speed(model, 1, min_seconds=0.0)
+    cost.measure_speed(model, 1, min_seconds=0.0)
     assert {module.training for module in model.modules()} == {training}
     assert all(torch.equal(entry, before[name]) for name, entry in model.state_dict().items())
 
@@ -133,7 +126,7 @@ def model_and_report() -> tuple[MultiModalReID, CostReport]:
 
 def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostReport]) -> None:
     model, report = model_and_report
-    names = ["backbone", "PIFE", "evidence", "SDTPS", "HDM", "ATMoE", "heads"]
+    names = ["backbone", "PIFE", "SDTPS", "HDM", "ATMoE", "heads"]
     assert [part.name for part in report.parts] == names
     assert report.total.multiply_adds == sum(count_multiply_adds(model).values())
     assert report.total.parameters == sum(p.numel() for p in model.parameters())
@@ -149,9 +142,9 @@ def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostRepor
             f"{part.multiply_adds / 1e9:.4f}",
             f"{part.multiply_adds / report.total.multiply_adds:.2%}",
         ]
-    assert report.as_dict()["parts"]["SDTPS"]["gflops"] == report.parts[3].multiply_adds / 1e9
+    assert report.as_dict()["parts"]["SDTPS"]["gflops"] == report.parts[2].multiply_adds / 1e9
 
 
 def test_absent_parts_are_left_out() -> None:
     assert list(counted("RGBNT201/Baseline.yml")) == ["backbone", "heads"]
-    assert list(counted("RGBNT201/DeMo.yml")) == ["backbone", "pife", "hdm", "atmoe", "heads"]
+    assert list(counted("RGBNT201/DeMo.yml")) == ["backbone", "PIFE", "HDM", "ATMoE", "heads"]

@@ -1,0 +1,35 @@
+"""The backbone's own descriptor: the globals of the modalities, side by side or one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from modeling.branches.base import Branch
+from structures import BranchOutput, Modality, ModalTokens, Role
+
+
+class Original(Branch):
+    """The globals of some modalities, concatenated; has no weights.
+
+    Args:
+        dim: C.
+        modalities: whose globals; DeMo's `DIRECT 1` takes all, `DIRECT 0` has one branch for each.
+    """
+
+    role = Role.ORIGINAL
+
+    def __init__(self, dim: int, modalities: Sequence[Modality] = tuple(Modality)) -> None:
+        super().__init__()
+        self.modalities = tuple(modalities)
+        self.out_dim = dim * len(self.modalities)
+
+    @property
+    def cost_titles(self) -> dict[str, str]:
+        """It costs nothing."""
+        return {}
+
+    def forward(self, tokens: ModalTokens) -> BranchOutput:
+        """(B, C) of each modality -> (B, D)."""
+        return BranchOutput(torch.cat([tokens.globals_.of(m) for m in self.modalities], dim=1))

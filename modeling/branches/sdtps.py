@@ -1,0 +1,68 @@
+"""SDTPS as a branch: select and aggregate patches, then take the mean of what is left of each modality."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from modeling.branches.base import Branch
+from modeling.sdtps import AggregatedTokens
+from structures import BranchOutput, Modality, ModalTokens, PerModality, Selection
+
+
+class SDTPSBranch(Branch):
+    """Runs a selector on the tokens of the three modalities.
+
+    Args:
+        select: `MultiModalSDTPS`, or a control in its place (controls.py).
+        dim: C.
+        guide_by_class: compare patches with the class tokens, not with the globals after PIFE.
+    """
+
+    def __init__(self, select: nn.Module, dim: int, *, guide_by_class: bool = False) -> None:
+        super().__init__()
+        self.select = select
+        self.guide_by_class = guide_by_class
+        self.out_dim = dim * len(Modality)
+
+    @property
+    def cost_titles(self) -> dict[str, str]:
+        """By the name of the method."""
+        return {"": "SDTPS"}
+
+    def forward(self, tokens: ModalTokens) -> BranchOutput:
+        """Patches and globals -> the mean of the A + 1 tokens of each modality, (B, 3C)."""
+        guides = tokens.class_tokens if self.guide_by_class else tokens.globals_
+        results = PerModality(*self.select(tokens.patches, guides))
+        features = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
+        return BranchOutput(features, selection=_describe(results, tokens))
+
+
+def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens) -> Selection:
+    """What was decided, by patch index in the image; patches that slimming dropped have score 0."""
+
+    def on_grid(values: Tensor, modality: Modality) -> Tensor:
+        if tokens.slimmed is None:
+            return values.detach()
+        rows, columns = tokens.grid
+        indices = tokens.slimmed.of(modality).indices
+        return values.detach().new_zeros(len(values), rows * columns).scatter(1, indices, values.detach())
+
+    def kept(modality: Modality) -> Tensor:
+        chosen = results.of(modality).kept
+        return chosen if tokens.slimmed is None else tokens.slimmed.of(modality).indices.gather(1, chosen)
+
+    def sources(modality: Modality) -> dict[str, Tensor]:
+        others = [other.key for other in Modality if other is not modality]
+        rows = results.of(modality).sources.unbind(dim=1)
+        names = ("learned", "own", *others)[: len(rows)]  # none for a control
+        return {name: on_grid(row, modality) for name, row in zip(names, rows, strict=True)}
+
+    weights = [result.weights.detach() for result in results if result.weights is not None]
+    return Selection(
+        kept=PerModality.build(kept),
+        scores=PerModality.build(lambda m: on_grid(results.of(m).scores, m)),
+        grid=tokens.grid,
+        sources=PerModality.build(sources),
+        weights=PerModality(*weights) if weights else None,
+    )
