@@ -4,6 +4,8 @@ The defaults are DeMo's behaviour, so that DeMo's YAML files mean here what they
 `docs/configuration.md` lists the same keys; a test compares the two.
 """
 
+from typing import Any
+
 from yacs.config import CfgNode
 
 _C = CfgNode()
@@ -124,6 +126,19 @@ _C.TEST.UNSEEN_CAMERA = "mean"  # embedding of a camera that training never saw:
 _C.TEST.CONTROLS = False  # train_net.py also scores the untrained model and raw pixels
 
 _C.OUTPUT_DIR = "./runs/default"  # the run folder: config, log, metrics, checkpoints
+
+
+def register_key(key: str, default: Any) -> None:
+    """Add a key, for a part from outside the checkout; call it before the configuration is loaded.
+
+    Args:
+        key: `SECTION.NAME` of a section that exists.
+        default: decides the type, and must mean that the part is off.
+    """
+    section, _, name = key.partition(".")
+    if section not in _C or not name or name in _C[section]:
+        raise ValueError(f"{key!r} is no new key of {', '.join(s for s in _C if s != 'OUTPUT_DIR')}")
+    _C[section][name] = default
 
 
 def get_cfg() -> CfgNode:

@@ -25,7 +25,9 @@ def make_filled(name: str, dim: int, patches: int) -> MultiModalSDTPS:
     renamed, unknown = rename(entries, DEMO_CLIP_RULES)
     assert not unknown
     module = MultiModalSDTPS(dim, patches)
-    module.load_state_dict({key.removeprefix("branches.sdtps.select."): entry for key, entry in renamed.items()})
+    module.load_state_dict(
+        {key.removeprefix("branches.sdtps.select."): entry for key, entry in renamed.items()}
+    )
     return module.eval()
 
 

@@ -1,0 +1,99 @@
+"""The code of docs/extending.md, run from a folder of its own: nothing of the checkout is changed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conftest import ROOT
+
+BASELINE = str(ROOT / "configs" / "Synthetic" / "Baseline.yml")
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first program of the page, in a file."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    code = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
+    assert len(code.splitlines()) <= 40
+    path = tmp_path_factory.mktemp("outside") / "gated.py"
+    path.write_text(code)
+    return path
+
+
+def run(*words: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def runs(gated: Path, mini_settings: list[str]) -> dict[int, Path]:
+    """A run folder for one and for two processes, both trained for one epoch."""
+    settings = [
+        *mini_settings,
+        "SOLVER.MAX_EPOCHS",
+        "1",
+        "SOLVER.WARMUP_ITERS",
+        "0",
+        "TEST.CONTROLS",
+        "False",
+    ]
+    folders = {processes: gated.parent / f"run_{processes}" for processes in (1, 2)}
+    for processes, folder in folders.items():
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] if processes > 1 else []
+        )
+        words = [str(gated), "--config_file", BASELINE, *settings, "MODEL.GATED", "True"]
+        run(*launcher, *words, "OUTPUT_DIR", str(folder), folder=gated.parent)
+    return folders
+
+
+def test_losses_cost_and_patterns_follow_from_the_branch(runs: dict[int, Path]) -> None:
+    metrics = json.loads((runs[1] / "metrics.json").read_text())
+    assert {"ori/id", "gated/id", "gated/triplet", "gated/balance"} <= set(metrics["epochs"][0])
+    assert {"pattern_1", "pattern_2", "pattern_3"} <= set(metrics["summary"]["last epoch"])
+    assert set(metrics["cost"]["parts"]) == {"backbone", "GatedFusion", "heads", "total"}
+    weights = torch.load(runs[1] / "last.pth", weights_only=True)["model"]
+    assert weights["branches.gated.gate.weight"].shape == (3, 192)
+    assert not torch.equal(weights["branches.gated.gate.bias"], torch.zeros(3))
+
+
+def test_two_processes_train_the_same_model(runs: dict[int, Path]) -> None:
+    one, two = (torch.load(runs[n] / "last.pth", weights_only=True) for n in (1, 2))
+    assert one["progress"]["step"] == two["progress"]["step"] >= 2
+    gates = [content["model"]["branches.gated.gate.weight"] for content in (one, two)]
+    torch.testing.assert_close(*gates, atol=1e-3, rtol=0)
+
+
+def test_the_report_has_the_patterns_of_the_branch(gated: Path, runs: dict[int, Path]) -> None:
+    program = "import gated, sys, test_net; test_net.main(sys.argv[1:])"
+    words = ["--config_file", str(runs[1] / "config.yml"), "--report", str(gated.parent / "report")]
+    run("-c", program, *words, "TEST.WEIGHT", str(runs[1] / "last.pth"), folder=gated.parent)
+    summary = (gated.parent / "report" / "data" / "summary.js").read_text()
+    assert "GatedFusion" in summary
+    assert '"original + fused"' in summary
+
+
+def test_what_is_registered_twice_or_in_no_section_is_refused() -> None:
+    from config import register_key
+    from modeling.make_model import register_branch
+
+    with pytest.raises(ValueError, match="there is a branch 'sdtps' already"):
+        register_branch("sdtps", lambda cfg, sizes: {})
+    for key in ("MODEL.HDM", "NOWHERE.KEY", "MODEL"):
+        with pytest.raises(ValueError, match="is no new key of MODEL"):
+            register_key(key, False)
