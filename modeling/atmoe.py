@@ -1,9 +1,9 @@
 """ATMoE: weigh the seven decoupled features by an attention-triggered mixture of experts."""
 
 import torch
+from timm.layers import QuickGELU
 from torch import Tensor, nn
 
-from modeling.layers import QuickGELU
 from structures import UserError
 
 

@@ -15,7 +15,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from modeling.attention import ClassAttentionReader, attention_layers
-from modeling.layers import QuickGELU
 from modeling.slimming import Slimming, SlimTokens
 from structures import SlimmedPatches, UserError
 
@@ -98,8 +97,6 @@ def create_vit(
             **timm_options,
         )
     timm_name = TIMM_NAMES.get(name, name)
-    if name == CLIP_VIT_B16:
-        timm_options = {"act_layer": QuickGELU, **timm_options}  # as timm's, and faster in training
     known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
     if timm_name not in known:
         close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.0)

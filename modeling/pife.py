@@ -1,9 +1,9 @@
 """PIFE: join each modality's global feature with the mean of its patches."""
 
 import torch
+from timm.layers import QuickGELU
 from torch import Tensor, nn
 
-from modeling.layers import QuickGELU
 from structures import Modality, PerModality
 
 

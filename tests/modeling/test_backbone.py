@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers import QuickGELU
 from torch import Tensor, nn
 
 from modeling.backbone import Backbone, ConvStem, create_vit
-from modeling.layers import QuickGELU
 from structures import UserError
 
 DEIT = "deit_tiny_patch16_224"

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from modeling.heads import BNNeckHead
-from modeling.layers import QuickGELU
 from structures import Role
 
 
@@ -30,30 +29,3 @@ def test_classifier_starts_small() -> None:
     torch.manual_seed(0)
     weight = BNNeckHead("moe", 512, 200, role=Role.FUSED).classifier.weight
     assert weight.std().item() == pytest.approx(0.001, rel=0.02)
-
-
-def test_quick_gelu_by_hand() -> None:
-    # sigmoid(1.702 x) is 3/4 at x = ln 3 / 1.702.
-    x = torch.tensor(3.0).log() / 1.702
-    torch.testing.assert_close(QuickGELU()(torch.stack([x, -x])), torch.stack([0.75 * x, -0.25 * x]))
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
-def test_quick_gelu_and_its_gradient_are_those_of_the_formula(dtype: torch.dtype, tolerance: float) -> None:
-    torch.manual_seed(0)
-    x = torch.cat([3 * torch.randn(500), torch.tensor([-200.0, -30.0, 0.0, 30.0, 200.0])]).to(dtype)
-    weights = torch.randn(len(x)).to(dtype)
-    results, gradients = [], []
-    for way in (QuickGELU(), lambda x: x * (1.702 * x).sigmoid()):
-        leaf = x.clone().requires_grad_()
-        result = way(leaf)
-        (gradient,) = torch.autograd.grad(result, leaf, weights)
-        results.append(result.detach())
-        gradients.append(gradient)
-    assert torch.equal(*results), "bit for bit"
-    torch.testing.assert_close(*gradients, rtol=tolerance, atol=tolerance)
-
-
-def test_gradient_of_quick_gelu_by_finite_differences() -> None:
-    x = torch.linspace(-4, 4, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(QuickGELU(), (x,))
