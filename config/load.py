@@ -71,7 +71,7 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     """The words of a command line as (key, value)."""
     for word in words[::2]:
         key, equals, value = word.partition("=")
-        if equals and re.fullmatch(r"[A-Z][A-Z0-9_]*(\.[A-Z0-9_]+)*", key):
+        if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", key):
             right = f"{key} {shlex.quote(value)}"
             raise ConfigError(f"write {_shorten(right)}, not {_shorten(word)}: a setting is two words")
     if len(words) % 2:
@@ -141,7 +141,8 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     for found in difflib.get_close_matches(last, sorted(names), n=3, cutoff=0.6):
         matches += [name for name in known if name.rpartition(".")[2] == found]
     if not matches:
-        return f"the sections are {', '.join(sorted({name.partition('.')[0] for name in known}))}"
+        sections = sorted({name.partition(".")[0] for name in known if "." in name})
+        return f"the sections are {', '.join(sections)}, and docs/configuration.md lists their keys"
     return f"did you mean {' or '.join(list(dict.fromkeys(matches))[:3])}?"
 
 
@@ -204,8 +205,9 @@ def _wanted(key: str, default: Any) -> str:
     """What a key takes, for a message."""
     if key in ALLOWED:
         return f"one of {', '.join(map(str, ALLOWED[key]))}"
+    example = list(default) if isinstance(default, tuple) else default
     has_example = not isinstance(default, bool) and default not in ("", [])
-    return KINDS[type(default)] + (f" such as {default!r}" if has_example else "")
+    return KINDS[type(default)] + (f" such as {example!r}" if has_example else "")
 
 
 def _is_number(value: Any) -> bool:

@@ -53,7 +53,8 @@ def _read(path: Path) -> str:
             )
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise YamlFileError("does not exist") from None
+        where = "" if path.is_absolute() else f" in {on_one_line(Path.cwd())}"
+        raise YamlFileError(f"does not exist{where}") from None
     except UnicodeDecodeError as error:
         raise YamlFileError(
             f"is not text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#04x}"

@@ -176,9 +176,9 @@ RANGES: dict[str, Check] = {
     "INPUT.PADDING": NOT_NEGATIVE,
     "INPUT.PIXEL_MEAN": PER_CHANNEL,
     "INPUT.PIXEL_STD": (lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0"),
-    "DATASETS.VAL_IDS": (lambda v: v == 0 or v >= 2, "0, or 2 or more, since one alone is always found"),
+    "DATASETS.VAL_IDS": (lambda v: v == 0 or v >= 2, "0, or at least 2 (one identity alone is always found)"),
     "DATALOADER.NUM_WORKERS": between(0, 256),
-    "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more, since the triplet loss needs pairs"),
+    "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more (the triplet loss needs pairs)"),
     "SOLVER.MAX_EPOCHS": EPOCHS,
     "SOLVER.IMS_PER_BATCH": BATCH,
     "SOLVER.BASE_LR": POSITIVE,
@@ -267,20 +267,20 @@ def _validate_combinations(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise ConfigError("MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off")
     if cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS:
-        raise ConfigError("MODEL.SDTPS_USE_GUMBEL has no effect without MODEL.USE_SDTPS; turn that on too")
+        raise ConfigError("MODEL.SDTPS_USE_GUMBEL needs MODEL.USE_SDTPS; turn both on, or both off")
     _validate_sizes(cfg)
     batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     if batch % instances or batch == instances:
         raise ConfigError(
-            f"SOLVER.IMS_PER_BATCH ({batch}) must be DATALOADER.NUM_INSTANCE ({instances}) times at least 2 "
-            "identities"
+            f"SOLVER.IMS_PER_BATCH ({batch}) must be a multiple of DATALOADER.NUM_INSTANCE ({instances}), "
+            "and at least twice that, since a batch holds whole identities and two or more of them"
         )
     if cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS:
         raise ConfigError(
             f"SOLVER.WARMUP_ITERS ({cfg.SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
-            f"({cfg.SOLVER.MAX_EPOCHS})"
+            f"({cfg.SOLVER.MAX_EPOCHS}); lower it, or set it to 0 for no warm-up"
         )
-    if not cfg.OUTPUT_DIR:
+    if not cfg.OUTPUT_DIR.strip():
         raise ConfigError("OUTPUT_DIR is empty; name a folder for the run")
 
 

@@ -126,7 +126,10 @@ REFUSED = {
     "key in the wrong section": (["MODEL.BASE_LR", "1"], ["SOLVER.BASE_LR"]),
     "key without section": (["SEED", "1"], ["SOLVER.SEED"]),
     "lower case": (["model.head", "2"], ["MODEL.HEAD"]),
-    "nothing near": (["QQQQ.ZZZZ", "2"], ["MODEL"]),
+    "nothing near": (
+        ["QQQQ.ZZZZ", "2"],
+        ["the sections are DATALOADER, DATASETS, INPUT, MODEL, SOLVER, TEST,"],
+    ),
     "value missing": (["MODEL.HEAD"], ["MODEL.HEAD", "KEY VALUE"]),
     "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "a whole number", "many"]),
     "fraction for a whole number": (["SOLVER.MAX_EPOCHS", "1.5"], ["SOLVER.MAX_EPOCHS"]),
@@ -182,6 +185,9 @@ REFUSED = {
     "prompt tuning": (["MODEL.PROMPT", "True"], ["MODEL.PROMPT", "not implemented"]),
     "negative learning rate": (["SOLVER.BASE_LR", "-1.0"], ["SOLVER.BASE_LR", "above 0"]),
     "empty output": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
+    "blank output": (["OUTPUT_DIR", " "], ["OUTPUT_DIR is empty"]),
+    "number for a pair": (["SOLVER.STEPS", "30"], ["a list of numbers such as [40, 70]"]),
+    "a small key in one word": (["model.hdm=on"], ["write model.hdm on, not model.hdm=on"]),
     "unknown reaction to a broken image": (["DATALOADER.ON_ERROR", "ignore"], ["ON_ERROR", "stop", "skip"]),
     "infinite": (["SOLVER.GAMMA", "1e999"], ["SOLVER.GAMMA", "finite", "inf"]),
     "infinite in a list": (["INPUT.PIXEL_MEAN", "[0.5, 1e999, 0.5]"], ["INPUT.PIXEL_MEAN", "finite"]),
@@ -349,6 +355,8 @@ def test_a_switch_takes_every_spelling_in_the_file_and_on_the_command_line(
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yml does not exist"):
         load_config(tmp_path / "nowhere.yml")
+    with pytest.raises(ConfigError, match=f"nowhere.yml does not exist in {Path.cwd()}$"):
+        load_config("nowhere.yml")
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def check_jobs(jobs: int, devices: tuple[str, ...]) -> None:
 
 def _variants(content: Any) -> tuple[Variant, ...]:
     if not isinstance(content, dict):
-        raise SpecError("variants takes names with their settings, such as\n  base: {}\n  wide: {KEY: VALUE}")
+        raise SpecError("variants takes names with their settings, such as {base: {}, wide: {KEY: VALUE}}")
     for name in content:
         if not NAME.fullmatch(name) or len(name) > LONGEST_NAME or name.lower().startswith("summary"):
             raise SpecError(
@@ -208,7 +208,7 @@ def _overrides(content: Any, where: str) -> tuple[str, ...]:
             raise SpecError(f"{where}: {show(key)} is not the name of a setting")
         if key in OWN_SETTINGS:
             raise SpecError(f"{where} must not set {key}; the study does that (seeds, output)")
-    _refuse_repeated(keys, f"settings of {where}")
+    _refuse_repeated(keys, where)
     texts = [_command_line_text(value, where) for value in values[1::2]]
     return tuple(word for pair in zip(keys, texts, strict=True) for word in pair)
 
@@ -259,7 +259,7 @@ def _whole(value: Any, key: str) -> int | None:
 def _refuse_repeated(values: Any, what: str) -> None:
     repeated = sorted({str(value) for value in values if list(values).count(value) > 1})
     if repeated:
-        raise SpecError(f"{what}: {', '.join(repeated)} appears twice")
+        raise SpecError(f"{what}: {', '.join(repeated)} appears more than once")
 
 
 def _check_settings(spec: StudySpec) -> None:
