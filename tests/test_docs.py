@@ -103,6 +103,15 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
     assert set(named) - set(DEFAULTS) - examples_of_mistakes == set()
 
 
+def test_every_real_data_set_and_the_weights_have_an_address() -> None:
+    from datasets.build import SOURCES
+
+    addresses = (ROOT / "docs" / "data.md").read_text().partition("## Addresses")[2]
+    for name in (name for name, source in SOURCES.items() if source.draw is None):
+        assert re.search(rf"^\| {name} \| .*https://.* \| .*https://.* \|$", addresses, re.MULTILINE), name
+    assert re.search(r"https://\S+/[0-9a-f]{64}/ViT-B-16\.pt", addresses)
+
+
 @each_page
 def test_relative_links_lead_somewhere(page: Path) -> None:
     text = BLOCK.sub("", page.read_text())
