@@ -135,11 +135,10 @@ def _first_of(section: str, known: Mapping[str, Any]) -> str:
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
     """A hint for a misspelt key: the nearest keys by whole name, then by last part."""
+    by_name = {name.rpartition(".")[2]: name for name in known}
     last = key.upper().rpartition(".")[2]
-    names = {name.rpartition(".")[2] for name in known}
     matches = difflib.get_close_matches(key.upper(), list(known), n=3, cutoff=0.7)
-    for found in difflib.get_close_matches(last, sorted(names), n=3, cutoff=0.6):
-        matches += [name for name in known if name.rpartition(".")[2] == found]
+    matches += [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=3, cutoff=0.6)]
     if not matches:
         sections = sorted({name.partition(".")[0] for name in known if "." in name})
         return f"the sections are {', '.join(sections)}, and docs/configuration.md lists their keys"

@@ -22,7 +22,12 @@ class YamlFileError(Exception):
 
 def load_yaml(path: Path) -> Any:
     """The content of a YAML file."""
-    node = compose_yaml(path)
+    return parse_yaml(_read(path))
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a text in YAML."""
+    node = _compose(text)
     try:
         return None if node is None else yaml.SafeLoader("").construct_document(node)
     except Exception as error:  # for example a ValueError for the date 2024-13-01
@@ -31,7 +36,10 @@ def load_yaml(path: Path) -> Any:
 
 def compose_yaml(path: Path) -> yaml.Node | None:
     """The nodes of a YAML file, which still know the text and the line of each value; None if it is empty."""
-    text = _read(path)
+    return _compose(_read(path))
+
+
+def _compose(text: str) -> yaml.Node | None:
     try:
         node: yaml.Node | None = yaml.SafeLoader(text).get_single_node()
         if node is not None:
