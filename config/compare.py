@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import yaml
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
+from config.strict_yaml import YamlFileError, parse_yaml
 from config.validate import ConfigError, flatten
 
 logger = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ def check_resumable(earlier: str, cfg: CfgNode, *, force: bool) -> None:
         force: go on all the same.
     """
     defaults, now = (dict(flatten(yaml.safe_load(config.dump()))) for config in (get_cfg(), cfg))
-    before = defaults | dict(flatten(yaml.safe_load(earlier)))  # a key that is younger than the run was off
+    before = defaults | _read_settings(earlier)  # a key that is younger than the run was off
     changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
     for key in sorted(changed):
         logger.warning(
@@ -48,3 +50,13 @@ def check_resumable(earlier: str, cfg: CfgNode, *, force: bool) -> None:
             f"the run was started with other settings that alter its result ({', '.join(altering)}); "
             "resume it with the same ones, or add --force"
         )
+
+
+def _read_settings(earlier: str) -> dict[str, Any]:
+    try:
+        content = parse_yaml(earlier)
+    except YamlFileError as error:
+        raise ConfigError(f"the configuration in the checkpoint {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError("the configuration in the checkpoint is none; use last.pth of another run")
+    return dict(flatten(content))

@@ -173,7 +173,9 @@ def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
     """The data set that `cfg.DATASETS` names, and its folder, drawn first if it is one that is drawn."""
     name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
     if name not in SOURCES:
-        raise DatasetError(f"unknown data set {name!r} in DATASETS.NAMES; choose from {sorted(SOURCES)}")
+        raise DatasetError(
+            f"unknown data set {name!r} in DATASETS.NAMES; choose from {', '.join(sorted(SOURCES))}"
+        )
     source = SOURCES[name]
     if source.draw is not None:
         return source, source.draw(root)
@@ -202,13 +204,13 @@ def _number(kind: str, splits: HeldOutSplits, *, unseen: str) -> tuple[HeldOutSp
     evaluated = (*splits.query, *splits.gallery, *splits.validation)
     others = sorted({getattr(record, key) for record in evaluated} - set(trained))
     where = "test or validation" if splits.validation else "test"
+    without = f"no training images of the {where} {kind}s {', '.join(map(str, others))} (counted from 0)"
     if others and unseen == "error":
         raise DatasetError(
-            f"{where} {kind}s {others} (counted from 0) have no training images; see TEST.UNSEEN_CAMERA"
+            f"there are {without}; set TEST.UNSEEN_CAMERA to mean or zero to give them an embedding"
         )
     if others and unseen != "ignore":
-        message = "%s %ss %s have no training images; their embedding is %s"
-        logger.warning(message, where, kind, others, unseen)
+        logger.warning("there are %s; their embedding is %s", without, unseen)
     old_numbers = [*trained, *others]
     number = {old: new for new, old in enumerate(old_numbers)}
 

@@ -191,7 +191,8 @@ def to_splits(scan: Scan, layout: str) -> Splits:
 
 
 def _report(scan: Scan, layout: str) -> str:
-    lines = [f"{len(scan.problems)} problem(s) with the data set in {on_one_line(scan.folder)}:"]
+    count = f"{len(scan.problems)} problem{'s' * (len(scan.problems) > 1)}"
+    lines = [f"{count} with the data set in {on_one_line(scan.folder)}:"]
     lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
     if len(scan.problems) > _PROBLEMS_SHOWN:
         lines.append(f"  and {len(scan.problems) - _PROBLEMS_SHOWN} more")

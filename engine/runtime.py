@@ -62,13 +62,16 @@ def choose_device(name: str, device_id: str, local_rank: int | None = None) -> t
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("MODEL.DEVICE is cuda, but torch finds no CUDA device; use auto or cpu")
+    count = torch.cuda.device_count()
     if local_rank is not None:
-        device_id = str(local_rank)
-    if not device_id.isdigit() or int(device_id) >= torch.cuda.device_count():
-        raise UserError(
-            f"MODEL.DEVICE_ID, or the number of a process, must be one number below the "
-            f"{torch.cuda.device_count()} CUDA devices, not {device_id!r}"
-        )
+        if local_rank >= count:
+            raise UserError(
+                f"each process needs a CUDA device of its own, and this machine has {count}; set torchrun's "
+                f"--nproc_per_node to {count} or less, or MODEL.DEVICE to cpu"
+            )
+        return torch.device("cuda", local_rank)
+    if not device_id.isdigit() or int(device_id) >= count:
+        raise UserError(f"MODEL.DEVICE_ID is {device_id!r}, but CUDA devices go from 0 to {count - 1} here")
     return torch.device("cuda", int(device_id))
 
 

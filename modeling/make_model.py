@@ -31,7 +31,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     """
     options = cfg.MODEL
     if options.SIE_VIEW and not view_num:
-        raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has no views; turn it off")
+        raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has one scene only; set it to False")
     cameras = camera_num if options.SIE_CAMERA else 0
     views = view_num if options.SIE_VIEW else 0
     backbone = Backbone(

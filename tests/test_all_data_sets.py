@@ -191,5 +191,5 @@ def test_the_reader_of_the_data_page_finds_problems(tmp_path: Path) -> None:
         "train/colour/0002_00.jpg has no partner in heat",
         "query/heat/notes.txt is not named like 0007_01.jpg",
     ]
-    with pytest.raises(UserError, match=r"2 problem\(s\)(.|\n)*such as 0007_01.jpg \(identity 7\)"):
+    with pytest.raises(UserError, match=r"2 problems with(.|\n)*such as 0007_01.jpg \(identity 7\)"):
         build_data(cfg)

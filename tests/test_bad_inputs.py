@@ -27,6 +27,7 @@ from tools.convert import main as convert
 
 PAGE = ROOT / "docs" / "reliability.md"
 NAME = "000001_cam1_0_00.jpg"
+BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))
 
 
 class Scene:
@@ -248,7 +249,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a key without its value": _config("MODEL.HEAD"),
     "a text for a number": _config("SOLVER.MAX_EPOCHS", "many"),
     "a fraction for a whole number": _config("SOLVER.MAX_EPOCHS", "1.5"),
-    "a number for a switch": _config("MODEL.HDM", "1"),
+    "a key and its value in one word": _config("MODEL.HDM=True"),
+    "a section in place of a key": _config("MODEL", "1"),
+    "a text for a switch": _config("MODEL.HDM", "maybe"),
     "a number for a list": _config("INPUT.SIZE_TRAIN", "256"),
     "an unknown choice": _config("SOLVER.OPTIMIZER_NAME", "Lion"),
     "ATMoE without HDM": _config("MODEL.ATM", "True"),
@@ -258,6 +261,15 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "blocks in the wrong order": _config("MODEL.SLIM_LAYERS", "[3, 2]"),
     "an image smaller than a patch": _config("INPUT.SIZE_TRAIN", "[4, 4]", "INPUT.SIZE_TEST", "[4, 4]"),
     "a stride larger than a patch": _config("MODEL.STRIDE_SIZE", "[16, 16]"),
+    "an image of too many pixels": _config(
+        "INPUT.SIZE_TRAIN", "[100000, 100000]", "INPUT.SIZE_TEST", "[100000, 100000]"
+    ),
+    "an image of too many patches": _config(
+        "INPUT.SIZE_TRAIN", "[4096, 64]", "INPUT.SIZE_TEST", "[4096, 64]", "MODEL.STRIDE_SIZE", "[1, 1]"
+    ),
+    "a padding as large as the image": _config("INPUT.PADDING", "64"),
+    "a million processes that load images": _config("DATALOADER.NUM_WORKERS", "1000000"),
+    "a batch beyond any memory": _config("TEST.IMS_PER_BATCH", "1000000"),
     "a batch that is no multiple of NUM_INSTANCE": _config("SOLVER.IMS_PER_BATCH", "5"),
     "a warm-up that never ends": _config("SOLVER.WARMUP_ITERS", "9"),
     "a part that is not implemented": _config("MODEL.PROMPT", "True"),
@@ -271,6 +283,14 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "no CUDA device": _no_cuda,
     "no configuration file": lambda scene: load_config(scene.folder / "nowhere.yml"),
     "a configuration that is not YAML": lambda scene: load_config(scene.write("a.yml", "MODEL: [")),
+    "a section that a file has twice": lambda scene: load_config(
+        scene.write("a.yml", "MODEL:\n  HEAD: 2\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True\n")
+    ),
+    "a value that contains itself": lambda scene: load_config(scene.write("a.yml", "MODEL: &a\n  HEAD: *a")),
+    "aliases that multiply": lambda scene: load_config(scene.write("a.yml", BOMB)),
+    "a configuration that is nested without end": lambda scene: load_config(scene.write("a.yml", "[" * 9999)),
+    "a configuration of a megabyte": lambda scene: load_config(scene.write("a.yml", "#" * 1_000_000)),
+    "a folder in place of a configuration": lambda scene: load_config(scene.folder),
     "a configuration without sections": lambda scene: load_config(scene.write("a.yml", "- 1")),
     "no data set": _config("DATASETS.ROOT_DIR", "/nowhere"),
     "an unknown data set": _config("DATASETS.NAMES", "Market1501"),

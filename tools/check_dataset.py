@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for kind, count in found.items():
         logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
     logger.info(
-        "%s: %d files of %d triples opened, %d problem(s)",
+        "%s: %d files of %d triples opened, problems: %d",
         scan.folder,
         len(checked),
         len(scan.records),

@@ -89,7 +89,8 @@ def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_ro
             names = [records[row].name for row in query_rows]
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(
-                f"no query is called {word!r}; nearest are {near} (rows go from 0 to {len(records) - 1})"
+                f"no query is called {word!r}; nearest are {near}; or give a row, from "
+                f"{min(query_rows)} to {max(query_rows)}"
             )
     return [place_of[word] for word in wanted]
 
@@ -170,7 +171,7 @@ def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
     """The return pattern to rank by: the wanted one, or the last."""
     if wanted is not None and wanted not in available:
         known = ", ".join(map(str, available))
-        raise UserError(f"--pattern {wanted} is not one of the model's return patterns, {known}")
+        raise UserError(f"--pattern {wanted} is not a return pattern of this model; choose from {known}")
     return max(available) if wanted is None else wanted
 
 

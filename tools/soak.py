@@ -162,11 +162,12 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     different = [name for name in expected if not torch.equal(expected[name], found[name])]
     if expected.keys() != found.keys() or different:
         raise UserError(
-            f"{len(different)} of {len(expected)} tensors differ after {kills} kills: {different[:3]}"
+            f"{len(different)} of {len(expected)} tensors differ after {kills} kills: "
+            + ", ".join(different[:3])
         )
     left_over = [path.name for path in (folder / "killed").glob(".*.tmp")]
     if left_over:
-        raise UserError(f"half-written files are left over: {left_over}")
+        raise UserError(f"half-written files are left over: {', '.join(left_over)}")
     return len(expected)
 
 

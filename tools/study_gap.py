@@ -38,12 +38,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     seeds = sorted(set.intersection(*(set(side) for side in (*first, *second))))
     if not seeds:
-        raise UserError(f"{args.studies[0]} and {args.studies[1]} have no seed of {variants} in common")
+        raise UserError(
+            f"{args.studies[0]} and {args.studies[1]} have no seed in common that both "
+            f"{variants[0]} and {variants[1]} were trained with"
+        )
     first, second = ([{seed: side[seed] for seed in seeds} for side in study] for study in (first, second))
     logger.info("seeds that all have: %s", ", ".join(seeds))
     names = {tuple(scores_names) for side in (*first, *second) for scores_names, _ in side.values()}
     if len(names) > 1:
-        raise UserError("the studies have other queries; only studies of the same queries can be compared")
+        raise UserError(
+            "the studies have different queries; only studies of the same queries can be compared"
+        )
     arrays = [[_stack(side) for side in study] for study in (first, second)]
     gaps = [paired_bootstrap(*pair) for pair in arrays]
     growth = paired_bootstrap(*(pair[0] - pair[1] for pair in reversed(arrays)))

@@ -36,7 +36,7 @@ def test_each_of_several_processes_takes_its_own_device(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", "0", local_rank=1) == torch.device("cuda", 1)
-    with pytest.raises(UserError, match="2 CUDA devices"):
+    with pytest.raises(UserError, match="this machine has 2; set torchrun's --nproc_per_node to 2"):
         choose_device("auto", "0", local_rank=2)
 
 

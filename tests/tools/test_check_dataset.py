@@ -31,7 +31,7 @@ def _keep_log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clean_data_set_ends_with_status_0(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(root)
-    assert "192 files of 48 triples opened, 0 problem(s)" in caplog.text
+    assert "192 files of 48 triples opened, problems: 0" in caplog.text
 
 
 def test_all_that_is_wrong_is_reported_and_ends_with_status_1(

@@ -111,7 +111,7 @@ def test_a_model_without_selection_has_the_other_figures(
     plain = ["MODEL.USE_SDTPS", "False", "--allow_partial"]
     with pytest.raises(ConfigError, match=r"--kind selection.*MODEL\.USE_SDTPS"):
         draw(run, tmp_path, *plain, "--kind", "selection")
-    with pytest.raises(UserError, match="--pattern 2 is not one of the model's return patterns, 1"):
+    with pytest.raises(UserError, match="--pattern 2 is not a return pattern of this model; choose from 1"):
         draw(run, tmp_path, *plain, "--pattern", "2")
     written = draw(run, tmp_path, *plain, "--count", "1", "--top", "2")
     assert written == {name for name in FILES if "selection" not in name}
@@ -142,7 +142,7 @@ def test_queries_are_found_by_name_stem_and_row() -> None:
     assert find_queries([], triples, queries) == []
     with pytest.raises(UserError, match=r"no query is called 'a_3\.jpg'; nearest are a_2\.jpg"):
         find_queries(["a_3.jpg"], triples, queries)
-    with pytest.raises(UserError, match=r"no query is called '0'.*rows go from 0 to 3"):
+    with pytest.raises(UserError, match=r"no query is called '0'.*or give a row, from 1 to 3"):
         find_queries(["0"], triples, queries)
 
 

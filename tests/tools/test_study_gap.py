@@ -55,7 +55,7 @@ def test_seeds_that_one_of_the_studies_lacks_are_left_out(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seeds": (8, 9)}, "have no seed of .* in common"),
+        ({"seeds": (8, 9)}, "have no seed in common that both .* and .* were trained with"),
         ({"first": 1}, "only studies of the same queries can be compared"),
     ],
 )

@@ -68,7 +68,7 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     """
     arrays = _read(folder / FILES[epoch])
     if arrays is None:
-        raise UserError(f"{folder / FILES[epoch]} does not exist")
+        raise UserError(f"{folder / FILES[epoch]} does not exist; run its study again, which makes it")
     patterns = [int(number) for number in arrays["patterns"]]
     chosen = pattern if pattern in patterns else patterns[-1]
     precisions = arrays[f"average_precisions_{chosen}"]
