@@ -154,6 +154,30 @@ def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: 
     assert (run / "best.pth").read_bytes() == before
 
 
+def test_overwriting_leaves_foreign_files_alone(tmp_path: Path, mini_settings: list[str]) -> None:
+    folder = tmp_path / "run"
+    short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1")
+    mine = [
+        folder / name for name in ("epoch_7.pth", "notes.txt", "tensorboard/mine", "report/data/summary.js")
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    events = set(folder.glob("tensorboard/events*"))
+    assert len(events) == 1
+    train(folder, mini_settings, *short, "--overwrite")
+    assert {path.read_text() for path in mine} == {"precious"}
+    assert not (folder / "epoch_1.pth").exists()
+    assert not events & set(folder.glob("tensorboard/*"))
+
+    (folder / "epoch_1.pth").write_text("precious")
+    with pytest.raises(ValueError, match=r"epoch_1\.pth is not in"):
+        train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1", "--overwrite")
+    assert (folder / "epoch_1.pth").read_text() == "precious"
+    assert (folder / "last.pth").is_file()
+
+
 TOOLS = ("check_dataset", "convert", "figures", "slim_sweep", "soak")
 
 
