@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from engine.distributed import World
-from engine.files import TEMPORARY, check_regular, save_json, save_text, take_lock
+from engine.files import TEMPORARY, check_destination, check_regular, save_json, save_text, take_lock
 from engine.runtime import describe_software, setup_log
 from structures import UserError
 
@@ -121,9 +121,19 @@ def list_new_events(folder: Path) -> Iterator[None]:
     list_run_files(folder, [f"{BOARD}/{path.name}" for path in set(board.glob("*")) - before])
 
 
-def is_run_file(path: Path) -> bool:
-    """Whether a file belongs to the run in its folder."""
-    return path.name in (_read_list(path.parent) or ())
+def check_outputs(*outputs: tuple[Path | None, str]) -> None:
+    """Refuse places where the results of an evaluation cannot be written, before it starts.
+
+    Args:
+        outputs: files that will be written, if they are named, and the ending of those that each may replace.
+    """
+    wanted = [(path, ending) for path, ending in outputs if path is not None]
+    for path, ending in wanted:
+        check_destination(path, replaces=ending)
+        if path.name in (_read_list(path.parent) or ()):
+            raise UserError(f"{path} belongs to the run in that folder; name another output file")
+        if [other.absolute() for other, _ in wanted].count(path.absolute()) > 1:
+            raise UserError(f"{path} is named for two outputs; name two files")
 
 
 def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> None:
@@ -151,7 +161,9 @@ def _check_board(board: Path) -> None:
     """Refuse a folder of TensorBoard that is a file or lies elsewhere."""
     with suppress(FileNotFoundError):
         if not stat.S_ISDIR(board.lstat().st_mode):
-            raise UserError(f"{board} is not a folder; remove it or choose another OUTPUT_DIR")
+            raise UserError(
+                f"{board} is a file or a link, not a folder; remove it or choose another OUTPUT_DIR"
+            )
 
 
 def _remove_half_written(folder: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from engine.run_folder import (
     LIST,
     _locks,
-    is_run_file,
+    check_outputs,
     list_new_events,
     list_run_files,
     open_run_folder,
@@ -94,7 +94,7 @@ def test_a_board_elsewhere_is_refused(finished: Path) -> None:
     (finished / "tensorboard").rename(finished.parent / "board")
     (finished / "tensorboard").symlink_to(finished.parent / "board")
     before = contents(finished.parent)
-    with pytest.raises(UserError, match="tensorboard is not a folder"):
+    with pytest.raises(UserError, match="tensorboard is a file or a link, not a folder"):
         open_run_folder(finished, overwrite=True, resume=False)
     assert contents(finished.parent) == before
 
@@ -172,10 +172,18 @@ def test_resuming_keeps_the_run_and_goes_on_with_its_log(tmp_path: Path) -> None
     assert (folder / "log.txt").read_text().count("run folder") == 2
 
 
-def test_the_files_of_a_run_are_known(finished: Path) -> None:
-    assert is_run_file(finished / "metrics.json")
-    assert not is_run_file(finished / "notes.txt")
-    assert not is_run_file(finished.parent / "metrics.json")
+def test_outputs_do_not_replace_files_of_a_run_or_of_another_kind(finished: Path) -> None:
+    write_all(finished, ("mine.json",), "{}")
+    check_outputs((None, ".npz"), (finished / "mine.json", ".json"))
+    before = contents(finished)
+    with pytest.raises(UserError, match=r"metrics\.json belongs to the run in that folder"):
+        check_outputs((finished / "metrics.json", ".json"))
+    for name in ("best.pth", "mine.json"):
+        with pytest.raises(UserError, match=r"exists and is not a \.npz file"):
+            check_outputs((finished / name, ".npz"))
+    with pytest.raises(UserError, match="named for two outputs"):
+        check_outputs((finished / "new", ".json"), (finished / "new", ".npz"))
+    assert contents(finished) == before
 
 
 def test_only_the_main_process_touches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
