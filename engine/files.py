@@ -43,17 +43,21 @@ def check_regular(path: Path) -> bool:
     raise UserError(f"{path} cannot be written: it is {what}")
 
 
-def check_destination(path: Path, *, replaces: str | None = None) -> None:
+def check_destination(path: Path, *, replaces: str | None = None, makes_folder: bool = False) -> None:
     """Refuse a place where no file can be written, or only over somebody else's, before any work is done.
 
     Args:
         path: the file that will be written.
         replaces: ending of the files that may be replaced, such as ".json"; None if there must be no file.
+        makes_folder: whether the folder of the file, if there is none, will be made.
     """
     _check_kind(path, replaces)
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
-    probe = _temporary(path)
+    folder = path.parent
+    while makes_folder and not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        raise UserError(f"{path} cannot be written: there is no folder {folder}")
+    probe = _temporary(folder / path.name)
     try:
         os.close(_create(probe))
         probe.unlink()
@@ -151,9 +155,14 @@ def _flush_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def save_bytes(path: Path, content: bytes) -> None:
+    """Save a file whose content is known."""
+    write_atomically(path, lambda file: file.write(content))
+
+
 def save_text(path: Path, text: str) -> None:
     """Save a text file."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    save_bytes(path, text.encode())
 
 
 def save_json(path: Path, content: Any) -> None:

@@ -199,6 +199,14 @@ def test_help_is_answered_before_the_slow_imports(command: str) -> None:
     assert not imported & {"torch", "numpy", "timm", "yacs", "matplotlib", "PIL", "tqdm"}
 
 
+@pytest.mark.parametrize("option", ["--metrics", "--save_features", "--report"])
+def test_an_empty_name_for_an_output_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        test_entry.main([option, "", "TEST.WEIGHT", "w.pth"])
+    assert caught.value.code == 2
+    assert f"argument {option}: the name is empty" in capsys.readouterr().err
+
+
 def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train_net.py", "MODEL.USE_SDTP", "True", "OUTPUT_DIR", str(tmp_path / "run")],

@@ -196,6 +196,11 @@ def test_a_destination_may_replace_its_own_kind_alone(tmp_path: Path) -> None:
             save_json(tmp_path / name, {})
     with pytest.raises(UserError, match=r"is not a \.npz file"):
         save_arrays(tmp_path / "best.pth", {})
+    check_destination(tmp_path / "new" / "folder" / "a.json", makes_folder=True)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"there is no folder .*/dangling"):
+        check_destination(tmp_path / "dangling" / "a.json", makes_folder=True)
+    (tmp_path / "dangling").unlink()
     with pytest.raises(UserError, match=r"a\.json exists; name another output file or remove it"):
         check_destination(tmp_path / "a.json")
     assert {path.read_text() for path in tmp_path.iterdir()} == {"precious"}
