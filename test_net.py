@@ -16,12 +16,14 @@ from engine.distributed import World
 from engine.evaluate import evaluate_settings
 from engine.files import save_arrays
 from engine.results import log_results, read_history, save_results
+from engine.run_folder import check_outputs
 from engine.runtime import describe_software, git_commit, seed_everything, setup_log
 from evaluation.build import make_evaluator
 from modeling.flops import measure_cost
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from reporting.build import make_report_writer
+from reporting.folder import ReportFolder
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_log()
     warn_about_unused(cfg)
     world = World.from_environment()
+    check_outputs((args.metrics, ".json"), (args.save_features, ".npz"))
+    report_folder = None if args.report is None else ReportFolder(args.report, world.size)
     device = make_device(cfg, world)
     logger.info("%s, device %s", describe_software(), device)
     seed_everything(cfg.SOLVER.SEED)
@@ -49,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         model.to(device)
         evaluators = {setting: make_evaluator(cfg, data.test) for setting in settings}
         report = None
-        if args.report is not None:
-            report = make_report_writer(cfg, args.report, data, git_commit(), world.size)
+        if report_folder is not None:
+            report = make_report_writer(cfg, report_folder, data, git_commit())
         results = evaluate_settings(
             model,
             loader=data.test.loader,

@@ -70,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
             trainer.resume(earlier)
-        reset_run_folder(folder, cfg.dump(), keep=args.resume is not None)
+        checkpoints = trainer.checkpoints_to_come()
+        reset_run_folder(folder, cfg.dump(), keep=args.resume is not None, checkpoints=checkpoints)
         scores = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
             write_metrics(folder, epochs=trainer.progress.epochs, scores=scores, cost=measure_cost(model))

@@ -31,6 +31,13 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     )
 
 
+def output_path(text: str) -> Path:
+    """The name of a file or folder to write; an empty one, as of a variable that is not set, is an error."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
 def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the commands that load weights."""
     parser.add_argument(
@@ -75,12 +82,15 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_config_arguments(parser, "the defaults alone")
     add_weight_arguments(parser)
     parser.add_argument(
-        "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
+        "--save_features",
+        metavar="FILE",
+        type=output_path,
+        help="write the features of the test images as .npz",
     )
     parser.add_argument(
         "--metrics",
         metavar="FILE",
-        type=Path,
+        type=output_path,
         help="write the numbers as JSON, also by identity and pair of cameras",
     )
     parser.add_argument(
@@ -91,7 +101,7 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--report",
         metavar="DIR",
-        type=Path,
+        type=output_path,
         help="write a folder that shows the results, the ranked lists and the selected patches in a browser",
     )
     return parser.parse_intermixed_args(argv)

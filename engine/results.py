@@ -202,14 +202,44 @@ def read_history(weights: str) -> dict[str, Any]:
     """How a checkpoint was chosen, and the metrics.json of the run that it lies in, if there is one."""
     choice = {"choice": describe_choice(Path(weights))}
     path = Path(weights).parent / "metrics.json"
-    try:
-        content = json.loads(path.read_text())
-        return {**choice, "epochs": content["epochs"], "summary": content["summary"]}
-    except FileNotFoundError:
+    if not path.exists():
         return choice
-    except (OSError, ValueError, KeyError, TypeError):
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else None
+        return {**choice, **_checked_history(content)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         logger.warning("%s is not the metrics.json of a finished run; training is not shown", path)
         return choice
+
+
+def _checked_history(content: Any) -> dict[str, Any]:
+    """`epochs` and `summary` of a metrics.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: they are not what `write_metrics` writes.
+    """
+    epochs, summary = content["epochs"], content["summary"]
+    if not isinstance(epochs, list) or not isinstance(summary, dict):
+        raise TypeError("epochs must be a list, and summary must have names")
+    for epoch in epochs:
+        _check_numbers({name: epoch[name] for name in ("epoch", "loss", "accuracy")})
+        for split in BEST_ON.keys() & epoch.keys():
+            _check_scores(epoch[split])
+    for found in summary.values():
+        _check_scores(found)
+    return {"epochs": epochs, "summary": summary}
+
+
+def _check_scores(found: Mapping[str, Any]) -> None:
+    """Refuse anything but what `EvaluationResult.as_dict` gives."""
+    scores = main_scores(found)
+    _check_numbers({**scores, "mAP": scores["mAP"], "rank_1": scores["rank_1"]})
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, not {value!r}")
 
 
 def write_metrics(

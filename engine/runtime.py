@@ -90,13 +90,12 @@ def keep_freed_memory() -> None:
 
 
 def git_commit() -> str:
-    """The commit of this checkout, shortened."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The commit of this checkout, shortened; "unknown" without git or without a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        git = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
     return git.stdout.strip() or "unknown"
 
 

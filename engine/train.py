@@ -23,6 +23,7 @@ from engine.files import save_json
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
 from engine.meter import Meter, Reading
 from engine.results import EvaluationResult
+from engine.run_folder import BOARD, list_new_events, list_run_files
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError, on_one_line
 
@@ -132,6 +133,12 @@ class Trainer:
         progress = self.progress
         logger.info("resuming after %d epochs and %d steps", progress.epoch, progress.steps_in_epoch)
 
+    def checkpoints_to_come(self) -> list[str]:
+        """The names of the files that the epochs that are left will keep, beside the last and the best."""
+        period, first = self.settings.checkpoint_period, self.progress.epoch + 1
+        epochs = range(first, self.settings.epochs + 1) if period else ()
+        return [checkpoint_name(epoch) for epoch in epochs if epoch % period == 0]
+
     def run(self) -> EvaluationResult:
         """Train the epochs that are left; returns the evaluation of the last one.
 
@@ -147,7 +154,8 @@ class Trainer:
         if self.world.is_main:
             # A long queue, since a full one makes the step wait for the disk.
             purge_step = progress.step + 1 if progress.step else None
-            board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge_step, max_queue=1000)
+            with list_new_events(self.folder):
+                board = SummaryWriter(str(self.folder / BOARD), purge_step=purge_step, max_queue=1000)
         self.meter = Meter(progress, epochs=self.settings.epochs, board=board, lag=self.lag)
         result: EvaluationResult | None = None
         try:
@@ -191,7 +199,8 @@ class Trainer:
                 choice = {"chosen_on": self.settings.eval_split, "chosen_mAP": 100 * progress.best_map}
                 save_checkpoint(self.folder / "best.pth", **weights, **choice)
             if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
-                save_checkpoint(self.folder / f"epoch_{epoch}.pth", **weights)
+                list_run_files(self.folder, [checkpoint_name(epoch)])
+                save_checkpoint(self.folder / checkpoint_name(epoch), **weights)
             save_json(self.folder / "metrics.json", {"epochs": progress.epochs})
         self._save()
         return result
@@ -339,6 +348,11 @@ class Trainer:
             f"everything is saved in {self.folder}"
         )
         return message, 128 + (self.stop.signal or 15)
+
+
+def checkpoint_name(epoch: int) -> str:
+    """The file that keeps the weights of an epoch."""
+    return f"epoch_{epoch}.pth"
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:

@@ -19,9 +19,9 @@ from conftest import ROOT, SMALL_MODEL
 from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
+from engine.run_folder import list_run_files
 from miniatures import draw_miniature
 from modeling.make_model import make_model
-from reporting.build import make_report_writer
 from structures import UserError
 from tools.convert import main as convert
 
@@ -100,9 +100,52 @@ def _foreign_report(scene: Scene) -> None:
     _test_with_report(scene, "thesis")
 
 
+def _output(scene: Scene, *words: str) -> None:
+    """Name an output of test_net.py, which must be refused before the data are read."""
+    weights = scene.save({"model": "precious"})
+    before = weights.read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the destination must be checked first")
+
+    scene.monkeypatch.setattr(test_entry, "build_data", fail)
+    try:
+        scene.test(weights, *words)
+    finally:
+        assert weights.read_bytes() == before
+
+
+def _output_onto_link(scene: Scene, option: str) -> None:
+    mine = scene.write("mine.npz", "precious")
+    (scene.folder / "link").symlink_to(mine)
+    try:
+        _output(scene, option, str(scene.folder / "link"))
+    finally:
+        assert (scene.folder / "link").is_symlink()
+        assert mine.read_text() == "precious"
+
+
+def _metrics_of_a_run(scene: Scene) -> None:
+    scene.run.mkdir()
+    list_run_files(scene.run, ["metrics.json"])
+    (scene.run / "metrics.json").write_text("precious")
+    try:
+        _output(scene, "--metrics", str(scene.run / "metrics.json"))
+    finally:
+        assert (scene.run / "metrics.json").read_text() == "precious"
+
+
+def _no_permission(scene: Scene) -> None:
+    def fail(*_: object, **__: object) -> None:  # the tests may run as root, whom no permission stops
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    scene.monkeypatch.setattr("engine.files._create", fail)
+    _output(scene, "--save_features", str(scene.folder / "a.npz"))
+
+
 def _report_by_several(scene: Scene) -> None:
-    cfg = load_config(SMALL_MODEL, scene.arguments()[2:])
-    make_report_writer(cfg, scene.folder / "report", build_data(cfg), "abc1234", num_processes=2)
+    scene.monkeypatch.setenv("WORLD_SIZE", "2")
+    _test_with_report(scene, "report")
 
 
 def _report_on_full_disk(scene: Scene) -> None:
@@ -128,6 +171,26 @@ def _run_in_use(scene: Scene) -> None:
         scene.train()
     finally:
         assert (scene.run / "best.pth").read_text() == "precious"
+
+
+def _foreign_run_file(scene: Scene, name: str, *more: str) -> None:
+    scene.run.mkdir()
+    (scene.run / name).write_text("precious")
+    try:
+        scene.train(*more)
+    finally:
+        assert (scene.run / name).read_text() == "precious"
+
+
+def _linked(scene: Scene, name: str) -> None:
+    scene.run.mkdir()
+    mine = scene.write("mine", "precious")
+    (scene.run / name).symlink_to(mine)
+    try:
+        scene.train()
+    finally:
+        assert (scene.run / name).is_symlink()
+        assert mine.read_text() == "precious"
 
 
 def _locked(scene: Scene) -> None:
@@ -191,6 +254,20 @@ def _empty_folder(scene: Scene) -> None:
 def _foreign_folder(scene: Scene) -> None:
     (scene.folder / "Synthetic").mkdir()
     (scene.folder / "Synthetic" / "mine.txt").write_text("mine")
+    scene.train("DATASETS.NAMES", "Synthetic")
+
+
+def _foreign_image(scene: Scene) -> None:
+    folder = scene.data.rename(scene.folder / "Synthetic")
+    (folder / "mine.jpg").write_text("precious")
+    try:
+        scene.train("DATASETS.NAMES", "Synthetic")
+    finally:
+        assert (folder / "mine.jpg").read_text() == "precious"
+
+
+def _linked_set(scene: Scene) -> None:
+    (scene.folder / "Synthetic").symlink_to(scene.data)
     scene.train("DATASETS.NAMES", "Synthetic")
 
 
@@ -307,6 +384,8 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a truncated training image": _truncate_image,
     "a test file that is not an image": _not_an_image,
     "somebody else's folder in the place of the drawn set": _foreign_folder,
+    "somebody else's file in a set that must be drawn anew": _foreign_image,
+    "a link in the place of the drawn set": _linked_set,
     "a test camera without training images": _new_camera,
     "a test set with one camera": _one_camera,
     "a batch that the processes cannot share": _several_processes,
@@ -336,11 +415,35 @@ CASES: dict[str, Callable[[Scene], object]] = {
         "w.pth", "--missing", "all", "TEST.MISS", "r"
     ),
     "a report in the place of another folder": _foreign_report,
+    "a report in the place of a link": lambda scene: _output_onto_link(scene, "--report"),
+    "a report below a file": lambda scene: _output(
+        scene, "--report", str(scene.write("file", "precious") / "report")
+    ),
     "a report by several processes": _report_by_several,
     "a disk that is full while a report is written": _report_on_full_disk,
+    "numbers in the place of weights": lambda scene: _output(
+        scene, "--metrics", str(scene.folder / "weights.pth")
+    ),
+    "numbers in the place of those of a run": _metrics_of_a_run,
+    "numbers in a folder that does not exist": lambda scene: _output(
+        scene, "--metrics", str(scene.folder / "nowhere" / "a.json")
+    ),
+    "numbers into a device": lambda scene: _output(scene, "--metrics", "/dev/null"),
+    "features in the place of a link": lambda scene: _output_onto_link(scene, "--save_features"),
+    "features in the place of a folder": lambda scene: _output(scene, "--save_features", str(scene.folder)),
+    "features and numbers in one file": lambda scene: _output(
+        scene, "--save_features", str(scene.folder / "both"), "--metrics", str(scene.folder / "both")
+    ),
+    "features in a folder without permission": _no_permission,
     "a conversion onto an existing file": _existing_output,
     "a run folder that holds another run": _run_in_use,
     "a run folder that a running process uses": _locked,
+    "overwriting a run that kept no list of its files": lambda scene: _foreign_run_file(
+        scene, "best.pth", "--overwrite"
+    ),
+    "somebody else's configuration in the run folder": lambda scene: _foreign_run_file(scene, "config.yml"),
+    "a link in the place of the log": lambda scene: _linked(scene, "log.txt"),
+    "a TensorBoard folder that lies elsewhere": lambda scene: _linked(scene, "tensorboard"),
     "a run folder below a file": lambda scene: scene.train(output=f"{scene.write('file', '').name}/run"),
     "a run folder that is read-only": _read_only,
     "a disk that is full": _full_disk,

@@ -154,6 +154,30 @@ def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: 
     assert (run / "best.pth").read_bytes() == before
 
 
+def test_overwriting_leaves_foreign_files_alone(tmp_path: Path, mini_settings: list[str]) -> None:
+    folder = tmp_path / "run"
+    short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1")
+    mine = [
+        folder / name for name in ("epoch_7.pth", "notes.txt", "tensorboard/mine", "report/data/summary.js")
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    events = set(folder.glob("tensorboard/events*"))
+    assert len(events) == 1
+    train(folder, mini_settings, *short, "--overwrite")
+    assert {path.read_text() for path in mine} == {"precious"}
+    assert not (folder / "epoch_1.pth").exists()
+    assert not events & set(folder.glob("tensorboard/*"))
+
+    (folder / "epoch_1.pth").write_text("precious")
+    with pytest.raises(ValueError, match=r"epoch_1\.pth is not in"):
+        train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1", "--overwrite")
+    assert (folder / "epoch_1.pth").read_text() == "precious"
+    assert (folder / "last.pth").is_file()
+
+
 TOOLS = ("check_dataset", "convert", "figures", "slim_sweep", "soak")
 
 
@@ -173,6 +197,14 @@ def test_help_is_answered_before_the_slow_imports(command: str) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert {"argparse", "engine"} <= imported
     assert not imported & {"torch", "numpy", "timm", "yacs", "matplotlib", "PIL", "tqdm"}
+
+
+@pytest.mark.parametrize("option", ["--metrics", "--save_features", "--report"])
+def test_an_empty_name_for_an_output_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        test_entry.main([option, "", "TEST.WEIGHT", "w.pth"])
+    assert caught.value.code == 2
+    assert f"argument {option}: the name is empty" in capsys.readouterr().err
 
 
 def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:

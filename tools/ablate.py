@@ -19,7 +19,7 @@ from engine.command import run_command
 from engine.interrupt import RunStopped
 from engine.runtime import setup_log
 from structures import UserError
-from tools.ablation.pages import markdown, write_summary
+from tools.ablation.pages import check_summary_folder, markdown, write_summary
 from tools.ablation.run_folder import Run, RunState, changed_settings, is_trained, lock_study
 from tools.ablation.runner import StudyRunner, train_command
 from tools.ablation.scores import has_scores, score_queries
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a study, or list it, or sum it up; or compare two finished runs."""
     args = parse_arguments(argv)
     setup_log()
+    if args.output is not None:
+        check_summary_folder(args.output)
     if args.compare is not None:
         compare_runs(*args.compare, pattern=args.pattern, output=args.output)
         return
@@ -46,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.dry_run:
         list_runs(spec, runs, jobs)
         return
+    check_summary_folder(spec.output)
     if args.summary:
         write_study(args.spec, spec, runs, pattern)
         return

@@ -24,7 +24,7 @@ from config.validate import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
 from engine.command import run_command
-from engine.files import save_json
+from engine.files import check_destination, save_json
 from engine.runtime import setup_log
 from structures import UserError
 
@@ -36,8 +36,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = check_dataset_arguments(argv)
     if args.workers < 1:
         raise UserError(f"--workers must be 1 or more, not {args.workers}")
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"{args.json} cannot be written: there is no folder {args.json.parent}")
+    if args.json is not None:
+        check_destination(args.json, replaces=".json")
     return args
 
 

@@ -27,13 +27,14 @@ from datasets.build import DataBundle, build_data
 from datasets.dataset import MultiModalDataset
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.command import run_command
+from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
 from modeling.make_model import make_model
 from modeling.rollout import attention_rollout
 from modeling.weights import load_model
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
-from reporting.plane import save_figure
+from reporting.plane import ENDINGS, figure_files
 from reporting.watch import read_triples, spread_evenly
 from structures import ImageRecord, ModalBatch, PerModality, UserError
 
@@ -185,6 +186,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_log()
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
     kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
+    for kind in kinds:
+        for ending in ENDINGS:
+            check_destination(args.output / f"{kind}{ending}", replaces=ending, makes_folder=True)
     device = make_device(cfg)
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
@@ -223,8 +227,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         maps["attention"] = attention_maps(images, attention_rollout(model, batch), model.backbone.grid)
     figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
 
+    make_folder(args.output)
     for kind, figure in figures.items():
-        logger.info("wrote %s", " and ".join(map(str, save_figure(figure, args.output, kind))))
+        files = {args.output / f"{kind}{ending}": content for ending, content in figure_files(figure).items()}
+        for path, content in files.items():
+            save_bytes(path, content)
+        logger.info("wrote %s", " and ".join(map(str, files)))
 
 
 if __name__ == "__main__":

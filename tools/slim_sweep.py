@@ -26,13 +26,14 @@ from config import load_config
 from datasets.build import DataBundle, build_data
 from engine.build import make_device, make_evaluation
 from engine.command import run_command
-from engine.files import save_json
+from engine.files import check_destination, make_folder, save_json
 from engine.runtime import setup_log
 from modeling.flops import count_multiply_adds
 from modeling.make_model import make_model
 from modeling.weights import load_model
 from structures import UserError
 from tools.ablation.finished import show_mean
+from tools.ablation.pages import save_figure
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +168,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
     for way in ways:  # a mistake in the last one must not cost the others
         load_config(args.config_file, [*args.settings, *slim_settings(*way)])
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
+    for path in (numbers, figure):
+        check_destination(path, replaces=path.suffix, makes_folder=True)
     setup_log()
     data = build_data(cfg)
     logging.getLogger("modeling").setLevel(logging.WARNING)  # each model and each checkpoint would be told
@@ -175,9 +178,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     logger.info("%d checkpoints, mean ± standard deviation\n%s", len(args.weights), table(points))
     content = {"weights": args.weights, "points": [asdict(point) for point in points]}
-    numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
+    make_folder(args.output.parent)
     save_json(numbers, content)
-    draw(points).savefig(figure, dpi=150)
+    save_figure(draw(points), figure)
     logger.info("wrote %s and %s", numbers, figure)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engine.command import run_command
+from engine.files import check_destination
 from engine.runtime import setup_log
 from structures import UserError
 from tools.ablation.bootstrap import Difference, paired_bootstrap
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare two studies, log the gap in each and its growth, and draw them."""
     args = study_gap_arguments(argv)
     setup_log()
+    if args.output is not None:
+        check_destination(args.output, replaces=".png")
     variants = tuple(args.variants)
     first, second = (
         [read_variant(study / name, args.pattern) for name in variants] for study in args.studies

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.runtime import choose_device, keep_freed_memory, seed_everything, setup_log
+from engine.runtime import (
+    choose_device,
+    describe_software,
+    git_commit,
+    keep_freed_memory,
+    seed_everything,
+    setup_log,
+)
 from structures import UserError
 
 
@@ -45,6 +52,14 @@ def test_seed() -> None:
     first = torch.rand(3)
     seed_everything(5)
     assert torch.equal(first, torch.rand(3))
+
+
+def test_the_commit_is_unknown_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit() == "unknown"
+    assert "commit unknown" in describe_software()
+    (tmp_path / "git").write_text("not a program")  # and no permission to run it
+    assert git_commit() == "unknown"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")

@@ -17,6 +17,7 @@ import torch
 from engine.evaluate import evaluate_settings
 from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
+from reporting.folder import ReportFolder
 from reporting.report import LIST_LENGTH, About, ReportWriter
 from reporting.summary import control_data, training_data
 from structures import (
@@ -27,7 +28,6 @@ from structures import (
     ModelOutput,
     PerModality,
     Selection,
-    UserError,
 )
 
 NUM_TRIPLES = 12
@@ -103,7 +103,7 @@ class Written:
             setting: RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
             for setting in MISSING_SETTINGS
         }
-        writer = ReportWriter(folder, ABOUT)
+        writer = ReportWriter(ReportFolder(folder), ABOUT)
         self.outputs: list[Any] = []
 
         def observe(batch: ModalBatch, outputs: Any) -> None:
@@ -242,28 +242,6 @@ def test_the_selections(written: Written) -> None:
                 selection.weights.of(modality)[in_batch],
                 atol=1 / 255,
             )
-
-
-def test_an_earlier_report_is_replaced_and_other_folders_are_not(
-    tmp_path: Path, make_batch: Callable[..., ModalBatch]
-) -> None:
-    folder = tmp_path / "report"
-    Written(folder, make_batch, SelectingModel())
-    (folder / "from_before.txt").write_text("")
-    again = Written(folder, make_batch, SelectingModel())
-    assert "from_before.txt" in again.seen_while_writing  # it stays until the new one is complete
-    assert not (folder / "from_before.txt").exists()
-
-    mine = tmp_path / "thesis"
-    mine.mkdir()
-    (mine / "chapter.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match="thesis exists and is not a report"):
-        ReportWriter(mine, ABOUT)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="not a report"):
-        ReportWriter(tmp_path / "file", ABOUT)
-    with pytest.raises(UserError, match="cannot be written"):
-        ReportWriter(tmp_path / "file" / "below", ABOUT)
 
 
 class PlainModel(SelectingModel):

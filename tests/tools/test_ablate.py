@@ -289,6 +289,20 @@ def test_two_studies_do_not_share_a_folder(study: Study) -> None:
     study.start()
 
 
+@pytest.mark.parametrize("name", [".lock", "summary.md", "summary_curves.png", "base/seed_1/console.txt"])
+def test_a_link_in_the_place_of_a_file_of_the_study_is_refused(study: Study, name: str) -> None:
+    study.content["seeds"] = [1]
+    mine = study.folder / "mine"
+    mine.write_text("precious")
+    (study.output / name).parent.mkdir(parents=True)
+    (study.output / name).symlink_to(mine)
+    with pytest.raises(UserError, match=rf"{name} cannot be written: it is a symbolic link"):
+        study.start()
+    assert (study.output / name).is_symlink()
+    assert mine.read_text() == "precious"
+    assert not (study.output / "calls.txt").exists()
+
+
 def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     study.content["seeds"] = [1]
     run = study.output / "wide" / "seed_1"
@@ -308,6 +322,13 @@ def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.Ca
         study.start()
         thread.join()
     assert "waiting for runs that an earlier start has left: wide/seed_1" in capsys.readouterr().out
+
+
+def test_an_impossible_output_is_refused_before_runs_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match=r"file/summary\.md cannot be written: Not a directory"):
+        ablate.main(["--compare", "a", "b", "--output", str(tmp_path / "file")])
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_two_runs_are_compared_by_their_queries_alone(

@@ -73,6 +73,19 @@ def test_user_errors(root: Path, arguments: list[str], mention: str) -> None:
         run(root, *arguments)
 
 
+def test_an_impossible_report_is_refused_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.check_dataset.scan_data", lambda cfg: pytest.fail("the data were read"))
+    (tmp_path / "best.pth").write_text("precious")
+    (tmp_path / "link.json").symlink_to(tmp_path / "best.pth")
+    with pytest.raises(UserError, match=r"exists and is not a \.json file"):
+        run(tmp_path, "--json", str(tmp_path / "best.pth"))
+    with pytest.raises(UserError, match="symbolic link"):
+        run(tmp_path, "--json", str(tmp_path / "link.json"))
+    assert (tmp_path / "link.json").read_text() == "precious"
+
+
 def test_report_into_a_folder_of_its_name(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written"):
         run(root, "--json", str(tmp_path))

@@ -175,6 +175,26 @@ def test_arguments_that_cannot_be_used(arguments: list[str], message: str) -> No
         parse_arguments(arguments)
 
 
+def test_an_impossible_output_is_refused_before_the_data_are_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "build_data", lambda cfg: pytest.fail("the data were read"))
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "ranks.pdf").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "selection.png").symlink_to(tmp_path / "file")
+    for output, message in {
+        tmp_path / "file": r"ranks\.pdf cannot be written: Not a directory",
+        tmp_path / "file" / "below": r"ranks\.pdf cannot be written: Not a directory",
+        tmp_path: r"ranks\.pdf cannot be written: it is a folder",
+        tmp_path / "linked": r"selection\.png cannot be written: it is a symbolic link",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            draw(run, output)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "ranks.pdf", "linked"}
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_files_that_are_missing_are_named(run: Path, tmp_path: Path) -> None:
     config = ["--config_file", str(run / "config.yml")]
     with pytest.raises(ConfigError, match="--weights"):

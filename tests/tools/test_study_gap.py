@@ -65,6 +65,13 @@ def test_studies_that_do_not_fit_are_refused(tmp_path: Path, other: dict[str, in
         main([*map(str, studies), "--variants", "ours", "plain"])
 
 
+def test_an_impossible_picture_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "best.pth").write_text("precious")
+    with pytest.raises(UserError, match=r"best\.pth exists and is not a \.png file"):
+        main(["a", "b", "--variants", "ours", "plain", "--output", str(tmp_path / "best.pth")])
+    assert (tmp_path / "best.pth").read_text() == "precious"
+
+
 def test_a_variant_that_is_not_there_is_named(tmp_path: Path) -> None:
     study = write_study(tmp_path / "a", 0.1)
     with pytest.raises(UserError, match=r"a/theirs holds no runs"):

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from config import load_config
 from config.compare import HARMLESS
 from config.validate import flatten
-from engine.files import save_json
+from engine.files import save_json, take_lock
 from structures import UserError
 from tools.ablation.scores import has_scores
 
@@ -159,18 +159,15 @@ def training_seconds(folder: Path) -> float | None:
     return None if not seconds or None in seconds else float(sum(seconds))
 
 
-def lock_study(folder: Path) -> IO[str]:
+def lock_study(folder: Path) -> IO[bytes]:
     """Refuse a study folder that another process works on; the lock lasts as long as the returned file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = take_lock(folder / ".lock")
     except OSError as error:
         raise UserError(f"the study folder {folder} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"{folder} is in use by another study; wait for it, or change output") from None
+    if file is None:
+        raise UserError(f"{folder} is in use by another study; wait for it, or change output")
     return file
 
 
