@@ -66,6 +66,7 @@ def make_report_writer(
         re_ranking=cfg.TEST.RE_RANKING == "yes",
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,
+        beta=cfg.MODEL.SDTPS_BETA,
     )
     return ReportWriter(folder, about)
 
