@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import NamedTuple
 
 from datasets.cache import RamCache
+from datasets.pixels import convert_to, make_upright
 from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
 
 IMAGE_FORMATS = ("JPEG", "PNG")
@@ -318,7 +319,7 @@ def _seed_of(seed: int, key: SampleKey) -> int:
 
 
 def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
-    """The images of a record, in colour; None for a modality that the data set does not have.
+    """The images of a record, in colour and upright; None for a modality that the data set does not have.
 
     Raises:
         UnreadableImageError: a file cannot be read, or is not the strip that it should be.
@@ -363,7 +364,7 @@ def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
     try:
         with open_image(path) as image:
             image.load()  # decodes the whole file, so that a truncated one fails here
-            return image if image.mode == mode else image.convert(mode)
+            return convert_to(make_upright(image), mode)
     except Exception as error:  # what a broken file raises differs from decoder to decoder
         name, reason = on_one_line(path), reason_of(error)
         raise UnreadableImageError(

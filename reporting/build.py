@@ -60,6 +60,7 @@ def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit:
         re_ranking=cfg.TEST.RE_RANKING == "yes",
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,
+        beta=cfg.MODEL.SDTPS_BETA,
     )
     return ReportWriter(folder, about)
 

@@ -48,6 +48,7 @@ class About:
         re_ranking: whether the rankings are re-ranked.
         mean: of the normalisation of the images, one value per channel.
         std: likewise.
+        beta: weight of the similarities in the score of a patch; the learned part has 1 - 2 * beta.
     """
 
     title: str
@@ -60,6 +61,7 @@ class About:
     re_ranking: bool
     mean: Sequence[float]
     std: Sequence[float]
+    beta: float
 
 
 class Result(Protocol):
@@ -107,9 +109,10 @@ class ReportWriter:
             self._folder.write_image(row, strip)
         selection = next(iter(outputs.values())).selection
         if selection is not None:
-            self._grid, self._sources = selection.grid, source_names(selection)
+            self._grid, self._sources = selection.grid, source_names(selection, self.about.beta)
             self._has_tokens = selection.weights.rgb.shape[1] > 0
-            for row, content in enumerate(describe_selections(outputs, len(batch)), first):
+            described = describe_selections(outputs, len(batch), self.about.beta)
+            for row, content in enumerate(described, first):
                 self._folder.write_triple(row, content)
 
     def finish(

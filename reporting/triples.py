@@ -45,23 +45,38 @@ def make_strips(
     return [Image.fromarray(strip) for strip in pixels]
 
 
-def source_names(selection: Selection) -> dict[str, list[str]]:
-    """By modality, what the rows of `Selection.sources` are; none for slimming, which does not tell."""
+def counted_sources(num_sources: int, beta: float) -> list[int]:
+    """The rows of `Selection.sources` whose weight in the score is not 0.
+
+    The first, the learned one, has the weight 1 - 2 * beta; the others have a multiple of beta.
+    """
+    return [row for row in range(num_sources) if (beta if row else 1 - 2 * beta) != 0]
+
+
+def source_names(selection: Selection, beta: float) -> dict[str, list[str]]:
+    """By modality, what the counted rows of `Selection.sources` are; none for slimming, which does not tell.
+
+    Args:
+        selection: of any batch.
+        beta: weight of the similarities in the score.
+    """
     names = {}
     for modality in Modality:
         others = [other.value for other in Modality if other is not modality]
         kinds: list[list[str]] = [[], ["learned", "evidence"], ["learned", f"own: {modality.value}", *others]]
         by_count = {len(kind): kind for kind in kinds}
-        names[modality.value] = by_count[selection.sources.of(modality).shape[1]]
+        all_names = by_count[selection.sources.of(modality).shape[1]]
+        names[modality.value] = [all_names[row] for row in counted_sources(len(all_names), beta)]
     return names
 
 
-def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[dict[str, Any]]:
+def describe_selections(outputs: Mapping[str, ModelOutput], count: int, beta: float) -> list[dict[str, Any]]:
     """For each triple of a batch, by missing-modality setting and modality: kept patches, scores, weights.
 
     Args:
         outputs: by setting, all with a selection.
         count: B.
+        beta: weight of the similarities in the score; sources that do not count are left out.
 
     Returns:
         B plain dictionaries; the numbers are coded in bytes.
@@ -69,17 +84,18 @@ def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[
     settings: dict[str, list[dict[str, Any]]] = {}
     for setting, output in outputs.items():
         assert output.selection is not None
-        settings[setting] = _describe(output.selection)
+        settings[setting] = _describe(output.selection, beta)
     return [{setting: triples[row] for setting, triples in settings.items()} for row in range(count)]
 
 
-def _describe(selection: Selection) -> list[dict[str, Any]]:
+def _describe(selection: Selection, beta: float) -> list[dict[str, Any]]:
     """For each triple, by modality: see `describe_selections`."""
     by_modality = {}
     for modality in Modality:
         kept = selection.kept.of(modality).cpu().tolist()
         total = selection.scores.of(modality).cpu().numpy()  # (B, N)
         sources = selection.sources.of(modality).cpu().numpy()  # (B, 4, N)
+        sources = sources[:, counted_sources(sources.shape[1], beta)]  # (B, S, N)
         weights = selection.weights.of(modality).cpu().numpy()  # (B, A, K)
         by_modality[modality.value] = [
             _describe_image(*image) for image in zip(kept, total, sources, weights, strict=True)
@@ -90,9 +106,9 @@ def _describe(selection: Selection) -> list[dict[str, Any]]:
 def _describe_image(
     kept: list[int], total: np.ndarray, sources: np.ndarray, weights: np.ndarray
 ) -> dict[str, Any]:
-    """One image; `total` (N,), `sources` (4, N) in [0, 1], `weights` (A, K)."""
+    """One image; `total` (N,), `sources` (S, N) in [0, 1], `weights` (A, K)."""
     score_max, weight_max = float(total.max()), float(weights.max(initial=0.0))
-    scores = np.concatenate([total[None] / (score_max or 1.0), sources])  # (5, N)
+    scores = np.concatenate([total[None] / (score_max or 1.0), sources])  # (1 + S, N)
     return {
         "kept": kept,
         "scores": _as_bytes(scores),

@@ -1,15 +1,22 @@
 """Things that several tests share."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Some processors announce AMX while the system does not permit it. There the first matrix product in bfloat16
+# ends the process with an illegal instruction. oneDNN reads the variable when torch is imported; the programs
+# that tests start inherit it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 
 from datasets.synthetic import ensure_synthetic
+from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality
 from tools.soak import MINIATURE
 

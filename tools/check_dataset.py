@@ -22,7 +22,7 @@ from tqdm import tqdm
 from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
-from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
+from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_problems
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
@@ -59,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         logger.warning("%s: %s", problem.kind, problem.message)
     for kind, count in found.items():
         logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
+    formats = count_pixel_formats(scan, checked)
+    for modality, counts in formats.items():
+        shown = ", ".join(f"{count} {pixels}" for pixels, count in counts.items())
+        logger.info("%6s: %s", modality, shown)
+    turned = sum(file.turned for file in checked.values())
+    if turned:
+        logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)
     logger.info(
         "%s: %d files of %d triples opened, problems: %d",
         scan.folder,
@@ -72,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             {
                 "folder": str(scan.folder),
                 "files": len(checked),
+                "pixel_formats": formats,
+                "turned": turned,
                 "counts": {kind: found[kind] for kind in PROBLEM_KINDS},
                 "problems": [problem._asdict() for problem in problems],
             },

@@ -17,9 +17,10 @@ import torch
 from engine.evaluate import evaluate_settings
 from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
+from evaluation.selection import SelectionMetrics
 from reporting.folder import ReportFolder
 from reporting.report import LIST_LENGTH, About, ReportWriter
-from reporting.summary import control_data, training_data
+from reporting.summary import control_data, selection_data, training_data
 from structures import (
     MISSING_SETTINGS,
     HeadOutput,
@@ -43,6 +44,7 @@ ABOUT = About(
     re_ranking=False,
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
+    beta=0.25,
 )
 COST = {
     "parts": {
@@ -197,6 +199,13 @@ def test_the_summary(written: Written) -> None:
         metrics = written.results[row["setting"]].ranking[row["pattern"]]
         assert row["mAP"] == pytest.approx(100 * metrics.mean_ap)
         assert row["cmc"][0] == pytest.approx(row["rank_1"], abs=0.01)
+
+
+def test_selection_is_compared_with_chance_the_best_and_the_same_patches() -> None:
+    metrics = SelectionMetrics(PerModality(0.5, 0.4, 0.3), 0.25, 0.75, PerModality(0.45, 0.35, 0.3))
+    data = selection_data(metrics)
+    assert data.pop("same_patches") == pytest.approx({"RGB": 45, "NI": 35, "TI": 30})
+    assert data == pytest.approx({"RGB": 50, "NI": 40, "TI": 30, "chance": 25, "best_possible": 75})
 
 
 def test_the_lists_are_the_rankings(written: Written) -> None:

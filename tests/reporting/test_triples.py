@@ -1,8 +1,10 @@
+import base64
+
 import numpy as np
 import torch
 
-from reporting.triples import make_strips, source_names, thumbnail_size
-from structures import PerModality, Selection
+from reporting.triples import describe_selections, make_strips, source_names, thumbnail_size
+from structures import ModelOutput, PerModality, Selection
 
 
 def test_thumbnails_keep_the_aspect_and_are_never_enlarged() -> None:
@@ -31,10 +33,28 @@ def test_sources_are_named_in_the_order_of_the_model() -> None:
         sources = PerModality.build(lambda _: torch.zeros(1, num_sources, 8))
         return Selection(nothing, nothing, sources, nothing, grid=(4, 2))
 
-    assert source_names(selection(0)) == {"RGB": [], "NI": [], "TI": []}  # slimming
-    assert source_names(selection(2))["NI"] == ["learned", "evidence"]
-    assert source_names(selection(4)) == {
+    assert source_names(selection(0), 0.25) == {"RGB": [], "NI": [], "TI": []}  # slimming
+    assert source_names(selection(2), 0.25)["NI"] == ["learned", "evidence"]
+    assert source_names(selection(4), 0.25) == {
         "RGB": ["learned", "own: RGB", "NI", "TI"],
         "NI": ["learned", "own: NI", "RGB", "TI"],
         "TI": ["learned", "own: TI", "RGB", "NI"],
     }
+    assert source_names(selection(4), 0.5)["NI"] == ["own: NI", "RGB", "TI"]
+    assert source_names(selection(2), 0.5)["NI"] == ["evidence"]
+    assert source_names(selection(2), 0.0)["NI"] == ["learned"]
+
+
+def test_sources_that_do_not_count_are_left_out_of_the_data() -> None:
+    sources = torch.tensor([[[0.0, 1.0], [0.2, 0.4]]])  # (1, 2, 2): learned, evidence
+    scores = PerModality.build(lambda _: sources[:, 1])
+    kept = PerModality.build(lambda _: torch.tensor([[1]]))
+    weights = PerModality.build(lambda _: torch.zeros(1, 0, 1))
+    selection = Selection(kept, scores, PerModality.build(lambda _: sources), weights, grid=(2, 1))
+    outputs = {"complete": ModelOutput(heads=(), selection=selection)}
+    for beta, expected in ((0.5, [51, 102]), (0.25, [0, 255, 51, 102]), (0.0, [0, 255])):
+        (content,) = describe_selections(outputs, 1, beta)
+        _, *described = np.frombuffer(
+            base64.b64decode(content["complete"]["NI"]["scores"]), np.uint8
+        ).reshape(-1, 2)
+        assert np.concatenate(described).tolist() == expected

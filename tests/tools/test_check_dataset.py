@@ -5,7 +5,9 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import SMALL_MODEL
 from structures import UserError
@@ -32,6 +34,23 @@ def _keep_log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_clean_data_set_ends_with_status_0(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(root)
     assert "192 files of 48 triples opened, problems: 0" in caplog.text
+
+
+def test_pixel_formats_and_turned_files_are_counted(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / "RGBNT201" / "train_171" / "TI" / "000001_cam1_0_00.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    with Image.open(path) as image:
+        deep = np.asarray(image.convert("L")).astype(np.uint16) * 257
+    Image.fromarray(deep).save(path, format="PNG", exif=exif)
+    run(root, "--json", str(tmp_path / "report.json"))
+    assert "TI: 47 8-bit grey, 1 16-bit grey" in caplog.text
+    assert "1 file(s) with an EXIF flag, turned upright" in caplog.text
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["pixel_formats"]["TI"] == {"8-bit grey": 47, "16-bit grey": 1}
+    assert report["turned"] == 1
 
 
 def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
