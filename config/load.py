@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import logging
 import math
 import re
 import unicodedata
@@ -18,6 +19,8 @@ from yacs.config import CfgNode
 from config.defaults import get_cfg
 from config.validate import ConfigError, flatten, show, validate
 from structures import on_one_line
+
+logger = logging.getLogger(__name__)
 
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
@@ -44,7 +47,11 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         config_file: YAML with the settings that differ from the defaults.
         overrides: `KEY VALUE KEY VALUE …`, as on the command line.
     """
-    cfg = get_cfg()
+    return finish_config(merge_settings(get_cfg(), config_file, overrides))
+
+
+def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
+    """Set in `cfg` what the file sets, then what the command line sets; returns it, not validated yet."""
     if config_file is not None:
         for key, value in _read_yaml(Path(config_file)):
             _set(cfg, key, value, source=str(config_file))
@@ -52,6 +59,11 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         raise ConfigError(f"the command line needs KEY VALUE pairs, but {show(overrides[-1])} stands alone")
     for key, text in zip(overrides[::2], overrides[1::2], strict=True):
         _set(cfg, key, text, source="command line")
+    return cfg
+
+
+def finish_config(cfg: CfgNode) -> CfgNode:
+    """Validate and freeze a configuration."""
     if cfg.TEST.MISS.lower() in COMPLETE:
         cfg.TEST.MISS = "nothing"
     validate(cfg)
@@ -76,6 +88,37 @@ def _read_yaml(path: Path) -> list[tuple[str, Any]]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"configuration file {path} must hold sections such as MODEL: and SOLVER:")
     return list(_flatten_like(get_cfg(), content))
+
+
+def stored_config(text: Any, path: str | Path) -> CfgNode:
+    """The configuration in a checkpoint, free to be changed; keys that the text lacks have their defaults.
+
+    Keys that this version does not know are logged and left out.
+
+    Args:
+        text: what the checkpoint holds under `config`.
+        path: of the checkpoint, for messages.
+    """
+    content = parse_stored(text, path)
+    cfg = get_cfg()
+    known = dict(flatten(cfg))
+    settings = dict(_flatten_like(cfg, content))
+    if unknown := sorted(settings.keys() - known.keys()):
+        logger.warning("%s has settings that this version does not know: %s", path, ", ".join(unknown))
+    for key in settings.keys() & known.keys():
+        _set(cfg, key, settings[key], source=f"the configuration in {path}")
+    return cfg
+
+
+def parse_stored(text: Any, path: str | Path) -> dict[str, Any]:
+    """The text of a configuration in a checkpoint as sections."""
+    try:
+        content = yaml.safe_load(text) if isinstance(text, str) else None
+    except Exception:  # as in `_read_yaml`
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"checkpoint {path} is damaged: its configuration cannot be read")
+    return content
 
 
 def _flatten_like(known: CfgNode, content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -163,6 +163,26 @@ def _damaged_checkpoint(scene: Scene) -> None:
     scene.train("--resume")
 
 
+def _pipe(scene: Scene) -> None:
+    os.mkfifo(scene.folder / "w.pth")
+    scene.test(scene.folder / "w.pth")
+
+
+def _other_images(scene: Scene) -> None:
+    scene.train()
+    for path in scene.data.glob(f"train_171/*/{NAME.partition('.')[0]}.*"):
+        path.unlink()
+    scene.train("--resume")
+
+
+def _damaged_content(scene: Scene) -> None:
+    scene.train()
+    content = torch.load(scene.run / "last.pth", weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+    torch.save(content, scene.run / "last.pth")
+    scene.train("--resume")
+
+
 def _resume_from_best(scene: Scene) -> None:
     save_checkpoint(scene.folder / "best.pth", model={})
     scene.train("--resume", str(scene.folder / "best.pth"))
@@ -292,9 +312,17 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a batch that the processes cannot share": _several_processes,
     "no weights to test": lambda scene: scene.test(""),
     "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
+    "pre-trained weights that do not exist": _config("MODEL.PRETRAIN_PATH_T", "pretrained/ViT-B-16.pt"),
+    "weights without a configuration": lambda scene: test_entry.main(
+        ["TEST.WEIGHT", str(scene.save(scene.small_state()))]
+    ),
     "an empty weight file": lambda scene: scene.test(scene.write("w.pth", "")),
     "a web page in place of weights": lambda scene: scene.test(scene.write("w.pth", "<html>")),
     "a folder in place of weights": lambda scene: scene.test(scene.folder),
+    "a pipe in place of weights": _pipe,
+    "a pointer of Git LFS in place of weights": lambda scene: scene.test(
+        scene.write("w.pth", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    ),
     "a truncated weight file": lambda scene: scene.test(
         scene.write("w.pth", scene.save(scene.small_state()).read_bytes()[:999])
     ),
@@ -306,6 +334,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "weights of another width": lambda scene: scene.test(
         scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 96)})
     ),
+    "weights of another kind of number": lambda scene: scene.test(
+        scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 64, dtype=torch.int8)})
+    ),
     "weights with entries missing": lambda scene: scene.test(
         scene.save({n: t for n, t in scene.small_state().items() if "sdtps" not in n})
     ),
@@ -313,7 +344,7 @@ CASES: dict[str, Callable[[Scene], object]] = {
         scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
     ),
     "two ways to say what is missing": lambda scene: scene.test(
-        "w.pth", "--missing", "all", "TEST.MISS", "r"
+        scene.save(scene.small_state()), "--missing", "all", "TEST.MISS", "r"
     ),
     "a report in the place of another folder": _foreign_report,
     "a report by several processes": _report_by_several,
@@ -326,7 +357,10 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a disk that is full": _full_disk,
     "resume and overwrite at once": _config("--resume", "--overwrite"),
     "resuming with other settings": _other_settings,
+    "resuming on other images": _other_images,
+    "resuming from a file that does not exist": lambda scene: scene.train("--resume", "nowhere.pth"),
     "resuming from a damaged checkpoint": _damaged_checkpoint,
+    "resuming from a checkpoint with damaged content": _damaged_content,
     "resuming from best.pth": _resume_from_best,
 }
 

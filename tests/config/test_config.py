@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config import ConfigError, check_resumable, get_cfg, load_config, warn_about_unused
+from config import ConfigError, check_resumable, get_cfg, load_config, stored_config, warn_about_unused
 from config.validate import NO_EFFECT, NOT_IMPLEMENTED, flatten
 
 ROOT = Path(__file__).parent.parent.parent
@@ -274,6 +274,7 @@ def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
     cfg = load_config(None, [])
     older = "\n".join(line for line in cfg.dump().splitlines() if "SLIM_" not in line)
     assert older != cfg.dump()
-    check_resumable(older, cfg, force=False)
+    stored = stored_config(older, "last.pth")
+    check_resumable(stored, cfg, force=False)
     with pytest.raises(ConfigError, match=r"MODEL\.SLIM_LAYERS"):
-        check_resumable(older, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
+        check_resumable(stored, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
