@@ -24,8 +24,7 @@ help:  ## list the commands
 
 demo: $(INSTALLED)  ## train and evaluate the small DeMo + SDTPS model on the embedded data set (CPU, minutes)
 	$(BIN)/python train_net.py
-	$(BIN)/python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml --missing all \
-		--report $(DEMO_RUN)/report TEST.WEIGHT $(DEMO_RUN)/last.pth
+	$(BIN)/python test_net.py --missing all --report $(DEMO_RUN)/report TEST.WEIGHT $(DEMO_RUN)/last.pth
 
 test: $(INSTALLED)  ## ruff, mypy and pytest
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import logging
 import math
 import re
 import shlex
@@ -16,9 +17,11 @@ from typing import Any
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
-from config.strict_yaml import YamlFileError, load_yaml
+from config.strict_yaml import YamlFileError, load_yaml, parse_yaml
 from config.validate import ALLOWED, ConfigError, flatten, show, validate
 from structures import on_one_line
+
+logger = logging.getLogger(__name__)
 
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
@@ -53,13 +56,22 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         config_file: YAML with the settings that differ from the defaults.
         overrides: `KEY VALUE KEY VALUE …`, as on the command line.
     """
-    cfg = get_cfg()
-    defaults = dict(flatten(cfg))
+    return finish_config(merge_settings(get_cfg(), config_file, overrides))
+
+
+def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
+    """Set in `cfg` what the file sets, then what the command line sets; returns it, not validated yet."""
+    defaults = dict(flatten(get_cfg()))
     if config_file is not None:
         for key, value in _read_file(Path(config_file)):
             _set(cfg, key, value, defaults, source=str(config_file))
     for key, text in _pairs(overrides):
         _set(cfg, key, text, defaults, source="command line")
+    return cfg
+
+
+def finish_config(cfg: CfgNode) -> CfgNode:
+    """Validate and freeze a configuration."""
     if cfg.TEST.MISS.lower() in COMPLETE:
         cfg.TEST.MISS = "nothing"
     validate(cfg)
@@ -102,6 +114,37 @@ def _read_file(path: Path) -> list[tuple[str, Any]]:
             raise ConfigError(f"configuration file {path} has {show(key)} twice; make it one")
         seen.add(key)
     return settings
+
+
+def stored_config(text: Any, path: str | Path) -> CfgNode:
+    """The configuration in a checkpoint, free to be changed; keys that the text lacks have their defaults.
+
+    Keys that this version does not know are logged and left out.
+
+    Args:
+        text: what the checkpoint holds under `config`.
+        path: of the checkpoint, for messages.
+    """
+    content = parse_stored(text, path)
+    cfg = get_cfg()
+    known = dict(flatten(cfg))
+    settings = dict(_flatten_like(cfg, content))
+    if unknown := sorted(settings.keys() - known.keys()):
+        logger.warning("%s has settings that this version does not know: %s", path, ", ".join(unknown))
+    for key in settings.keys() & known.keys():
+        _set(cfg, key, settings[key], known, source=f"the configuration in {path}")
+    return cfg
+
+
+def parse_stored(text: Any, path: str | Path) -> dict[str, Any]:
+    """The text of a configuration in a checkpoint as sections."""
+    try:
+        content = parse_yaml(text) if isinstance(text, str) else None
+    except YamlFileError:
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"checkpoint {path} is damaged: its configuration cannot be read")
+    return content
 
 
 def _flatten_like(known: CfgNode, content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

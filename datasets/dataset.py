@@ -96,6 +96,8 @@ class Splits(NamedTuple):
         """A table of identities, triples and cameras per split."""
         lines = [f"{'split':<8}{'ids':>8}{'triples':>10}{'cameras':>10}"]
         for name, records in self._asdict().items():
+            if not records:  # the training split, where only the test split is read
+                continue
             ids = {record.person_id for record in records}
             cameras = {record.camera_id for record in records}
             lines.append(f"{name:<8}{len(ids):>8}{len(records):>10}{len(cameras):>10}")

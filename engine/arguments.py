@@ -11,17 +11,19 @@ from pathlib import Path
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: str = "the defaults") -> None:
     """The arguments that all commands take.
 
     Args:
         parser: to add to.
         default: what happens without --config_file, for the help.
+        base: what the settings of the file come after.
     """
     parser.add_argument(
         "--config_file",
         metavar="FILE",
-        help=f"YAML with the settings that differ from the defaults (without it: {default})",
+        type=_file_name,
+        help=f"YAML with the settings that differ from {base} (without it: {default})",
     )
     parser.add_argument(
         "settings",
@@ -36,6 +38,12 @@ def output_path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
     return Path(text)
+
+
+def _file_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; name a YAML file, or leave the option out")
+    return text
 
 
 def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,11 +67,11 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="go on where the run in OUTPUT_DIR stopped, or from CHECKPOINT of another run",
     )
     parser.add_argument(
-        "--force", action="store_true", help="resume even with settings that alter the result"
+        "--force", action="store_true", help="resume even with settings or images that alter the result"
     )
     args = parser.parse_intermixed_args(_settle_resume(sys.argv[1:] if argv is None else argv))
     args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
-    args.config_file = args.config_file or DEMO_CONFIG
+    args.config_file = DEMO_CONFIG if args.config_file is None else args.config_file
     return args
 
 
@@ -79,7 +87,7 @@ def _settle_resume(argv: Sequence[str]) -> list[str]:
 def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of test_net.py."""
     parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
-    add_config_arguments(parser, "the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument(
         "--save_features",

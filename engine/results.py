@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.checkpoint import describe_choice
 from engine.files import save_json
+from engine.run_state import Progress
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
 from structures import (
@@ -245,21 +246,33 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
 def write_metrics(
     folder: Path,
     *,
-    epochs: Sequence[Mapping[str, Any]],
+    progress: Progress,
     scores: FinalScores,
     cost: Cost,
+    remark: str = "",
 ) -> None:
-    """Log the last and the best epoch and the cost, and write all to metrics.json behind the epochs."""
+    """Log the last and the best epoch and the cost, and write all to metrics.json behind the epochs.
+
+    Args:
+        folder: the run folder.
+        progress: of the run, finished.
+        scores: on the test split.
+        cost: of the model.
+        remark: what the reader of the table must know of the run, if anything.
+    """
     choice = {"epoch": scores.best_epoch, f"{scores.chosen_on}_mAP": scores.chosen_by}
     summary = {
-        LAST_EPOCH: {**scores.last.as_dict(), "epoch": epochs[-1]["epoch"]},
+        LAST_EPOCH: {**scores.last.as_dict(), "epoch": progress.epochs[-1]["epoch"]},
         scores.best_name: {**scores.best, **choice},
         **{name: control.as_dict() for name, control in scores.controls.items()},
     }
-    content = {"epochs": epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
-    save_json(folder / "metrics.json", {**content, "cost": cost.as_dict()})
+    content = {"epochs": progress.epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
+    start = {"initial_weights": progress.initial_weights, "initial_sha256": progress.initial_sha256}
+    save_json(folder / "metrics.json", {**content, "cost": cost.as_dict(), **start})
     rows = {scores.best_name: main_scores(scores.best)}
     rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
     table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"
     logger.info("%s, all files in %s\n%s", LAST_EPOCH, folder, table)
+    if remark:
+        logger.warning(remark)
     logger.info("cost\n%s", cost.table())

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from engine.checkpoint import random_states, restore_random_states, save_checkpoint
+from engine.checkpoint import load_optimizer, random_states, restore_random_states, save_checkpoint
+from engine.checkpoint_check import check_resumable_content
 from engine.distributed import World
 from engine.files import save_json
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
@@ -25,7 +26,7 @@ from engine.meter import Meter, Reading
 from engine.results import EvaluationResult
 from engine.run_folder import BOARD, list_new_events, list_run_files
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
-from structures import ModalBatch, ModelOutput, UserError, on_one_line
+from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Trainer:
         on_epoch: called with the number of each epoch, from 1, before it is trained.
         draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
             after each evaluation, in the main process. It must not change the model or draw random numbers.
+        progress: of a run that begins; None for one that keeps nothing of its start.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Trainer:
         world: World | None = None,
         on_epoch: Callable[[int], None] = lambda epoch: None,
         draw_pictures: Callable[[], Mapping[str, Tensor]] = dict,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.criterion = criterion
@@ -85,7 +88,7 @@ class Trainer:
         self.world = world or World()
         self.on_epoch = on_epoch
         self.draw_pictures = draw_pictures
-        self.progress = Progress()
+        self.progress = progress or Progress()
         self.stop = StopSwitch()
         self.mixed_precision = settings.mixed_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mixed_precision)
@@ -100,37 +103,29 @@ class Trainer:
 
     def resume(self, content: Mapping[str, Any]) -> None:
         """Go on from the content of a checkpoint that `run` has written."""
-        try:
-            self.model.load_state_dict(content["model"])
-        except RuntimeError as error:
-            reason = on_one_line(str(error))[:200]
+        check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
+        progress = Progress(**content["progress"])
+        if progress.steps_in_epoch > len(self.loader):
             raise UserError(
-                f"the checkpoint does not fit the model of this configuration: {reason}"
-            ) from None
-        # The configuration decides on the settings of the groups, which --force may have changed.
-        groups = self.optimizer.state_dict()["param_groups"]
-        earlier = content["optimizer"]
-        if [group["params"] for group in earlier["param_groups"]] != [group["params"] for group in groups]:
-            raise UserError(
-                "the optimiser of the checkpoint has other groups of parameters than this configuration; "
-                "resume with the settings and the version of the program that the run was started with"
+                f"the checkpoint is {progress.steps_in_epoch} steps into an epoch, which now has only "
+                f"{len(self.loader)}; resume with the settings that the run was started with"
             )
-        self.optimizer.load_state_dict({"state": earlier["state"], "param_groups": groups})
-        if content["scaler"] and self.mixed_precision:
-            self.scaler.load_state_dict(content["scaler"])
-        self.progress = Progress(**content["progress"])
         best = self.folder / "best.pth"
-        if self.settings.eval_split == "validation" and self.progress.best_map >= 0 and not best.exists():
+        if self.settings.eval_split == "validation" and progress.best_map >= 0 and not best.exists():
             raise UserError(
                 f"{best} is missing: it holds the best epoch so far, which is scored on the test split at "
                 "the end; copy it there from the folder that the run was started in"
             )
+        self.model.load_state_dict(content["model"])
+        load_optimizer(self.optimizer, content["optimizer"])
+        if content["scaler"] and self.mixed_precision:
+            self.scaler.load_state_dict(content["scaler"])
+        self.progress = progress
         states = content["random"]
         if len(states) == self.world.size:
             restore_random_states(states[self.world.rank], self.device)
         else:
             logger.warning("%d processes started this run: dropout and noise differ now", len(states))
-        progress = self.progress
         logger.info("resuming after %d epochs and %d steps", progress.epoch, progress.steps_in_epoch)
 
     def checkpoints_to_come(self) -> list[str]:
@@ -193,7 +188,8 @@ class Trainer:
         if result is not None and is_best:
             progress.best_map = result.main.mean_ap
         if self.world.is_main:
-            weights = {"model": self.model.state_dict(), "epoch": epoch, "config": self.settings.config}
+            kept = {"config": self.settings.config, "data": self.settings.data}
+            weights = {"model": self.model.state_dict(), "epoch": epoch, **kept}
             # The last checkpoint comes last: a run that is killed before it repeats the epoch and the others.
             if is_best:
                 choice = {"chosen_on": self.settings.eval_split, "chosen_mAP": 100 * progress.best_map}
@@ -327,6 +323,7 @@ class Trainer:
                 progress=asdict(self.progress),
                 random=states,
                 config=self.settings.config,
+                data=self.settings.data,
             )
 
     def _check_stop(self) -> None:

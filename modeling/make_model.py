@@ -7,7 +7,7 @@ import logging
 from yacs.config import CfgNode
 
 from modeling.atmoe import ATMoE
-from modeling.backbone import Backbone
+from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.evidence import LocalEvidence
 from modeling.hdm import HDM, SUBSETS
 from modeling.heads import BNNeckHead
@@ -94,6 +94,30 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         trainable / 1e6,
     )
     return model
+
+
+def warn_random_start(cfg: CfgNode, initial_weights: str) -> str:
+    """Log that a run starts from random weights, unless its backbone is made for it; returns the remark.
+
+    Args:
+        cfg: a configuration.
+        initial_weights: what the run starts from: `random`, or a file.
+    """
+    name = cfg.MODEL.TRANSFORMER_TYPE
+    if initial_weights != "random" or name == TINY_STEM:
+        return ""
+    remedy = "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T"
+    if name == CLIP_VIT_B16:
+        remedy = (
+            "add MODEL.PRETRAIN_PATH_T pretrained/ViT-B-16.pt, CLIP's file from OpenAI's release (DeMo's own "
+            "files do not name it, since DeMo's code does)"
+        )
+    remark = (
+        f"this run trains {name} from random weights, while published results start from pre-trained ones; "
+        f"{remedy}"
+    )
+    logger.warning(remark)
+    return remark
 
 
 def _make_sdtps(options: CfgNode, dim: int, num_patches: int) -> MultiModalSDTPS | AllPatches:

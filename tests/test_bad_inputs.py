@@ -101,14 +101,14 @@ def _foreign_report(scene: Scene) -> None:
 
 
 def _output(scene: Scene, *words: str) -> None:
-    """Name an output of test_net.py, which must be refused before the data are read."""
+    """Name an output of test_net.py, which must be refused before the weights are read."""
     weights = scene.save({"model": "precious"})
     before = weights.read_bytes()
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("the destination must be checked first")
 
-    scene.monkeypatch.setattr(test_entry, "build_data", fail)
+    scene.monkeypatch.setattr(test_entry, "load_trained", fail)
     try:
         scene.test(weights, *words)
     finally:
@@ -224,6 +224,26 @@ def _other_settings(scene: Scene) -> None:
 def _damaged_checkpoint(scene: Scene) -> None:
     scene.run.mkdir()
     (scene.run / "last.pth").write_bytes(b"PK half")
+    scene.train("--resume")
+
+
+def _pipe(scene: Scene) -> None:
+    os.mkfifo(scene.folder / "w.pth")
+    scene.test(scene.folder / "w.pth")
+
+
+def _other_images(scene: Scene) -> None:
+    scene.train()
+    for path in scene.data.glob(f"train_171/*/{NAME.partition('.')[0]}.*"):
+        path.unlink()
+    scene.train("--resume")
+
+
+def _damaged_content(scene: Scene) -> None:
+    scene.train()
+    content = torch.load(scene.run / "last.pth", weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+    torch.save(content, scene.run / "last.pth")
     scene.train("--resume")
 
 
@@ -391,9 +411,17 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a batch that the processes cannot share": _several_processes,
     "no weights to test": lambda scene: scene.test(""),
     "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
+    "pre-trained weights that do not exist": _config("MODEL.PRETRAIN_PATH_T", "pretrained/ViT-B-16.pt"),
+    "weights without a configuration": lambda scene: test_entry.main(
+        ["TEST.WEIGHT", str(scene.save(scene.small_state()))]
+    ),
     "an empty weight file": lambda scene: scene.test(scene.write("w.pth", "")),
     "a web page in place of weights": lambda scene: scene.test(scene.write("w.pth", "<html>")),
     "a folder in place of weights": lambda scene: scene.test(scene.folder),
+    "a pipe in place of weights": _pipe,
+    "a pointer of Git LFS in place of weights": lambda scene: scene.test(
+        scene.write("w.pth", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    ),
     "a truncated weight file": lambda scene: scene.test(
         scene.write("w.pth", scene.save(scene.small_state()).read_bytes()[:999])
     ),
@@ -405,6 +433,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "weights of another width": lambda scene: scene.test(
         scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 96)})
     ),
+    "weights of another kind of number": lambda scene: scene.test(
+        scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 64, dtype=torch.int8)})
+    ),
     "weights with entries missing": lambda scene: scene.test(
         scene.save({n: t for n, t in scene.small_state().items() if "sdtps" not in n})
     ),
@@ -412,7 +443,7 @@ CASES: dict[str, Callable[[Scene], object]] = {
         scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
     ),
     "two ways to say what is missing": lambda scene: scene.test(
-        "w.pth", "--missing", "all", "TEST.MISS", "r"
+        scene.save(scene.small_state()), "--missing", "all", "TEST.MISS", "r"
     ),
     "a report in the place of another folder": _foreign_report,
     "a report in the place of a link": lambda scene: _output_onto_link(scene, "--report"),
@@ -449,7 +480,10 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a disk that is full": _full_disk,
     "resume and overwrite at once": _config("--resume", "--overwrite"),
     "resuming with other settings": _other_settings,
+    "resuming on other images": _other_images,
+    "resuming from a file that does not exist": lambda scene: scene.train("--resume", "nowhere.pth"),
     "resuming from a damaged checkpoint": _damaged_checkpoint,
+    "resuming from a checkpoint with damaged content": _damaged_content,
     "resuming from best.pth": _resume_from_best,
 }
 

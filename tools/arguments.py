@@ -36,7 +36,7 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.figures; `kind` and `queries` may hold settings that follow them."""
     parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
-    add_config_arguments(parser, default="the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument("--weights", metavar="FILE", help="the checkpoint, in place of TEST.WEIGHT")
     parser.add_argument(
@@ -66,7 +66,7 @@ def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def slim_sweep_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.slim_sweep."""
     parser = argparse.ArgumentParser(description="Score slimmed models at several layers and keep ratios.")
-    add_config_arguments(parser, default="the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoints", base="the checkpoints")
     parser.add_argument(
         "--weights", nargs="+", required=True, help="checkpoints, for example of several seeds"
     )

@@ -1,4 +1,4 @@
-"""Draw figures for a paper: `python -m tools.figures --config_file F --weights W [KEY VALUE …]`.
+"""Draw figures for a paper: `python -m tools.figures --weights runs/…/best.pth [KEY VALUE …]`.
 
 Ranked lists, selection maps (with SDTPS or slimming) and attention maps of some queries, each as PDF and PNG.
 """
@@ -22,21 +22,20 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from yacs.config import CfgNode
 
-from config import ConfigError, get_cfg, load_config
-from datasets.build import DataBundle, build_data
+from config import ConfigError, get_cfg
+from datasets.build import EvaluationData, build_test_data
 from datasets.dataset import MultiModalDataset
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
-from modeling.make_model import make_model
 from modeling.rollout import attention_rollout
-from modeling.weights import load_model
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.plane import ENDINGS, figure_files
 from reporting.watch import read_triples, spread_evenly
 from structures import ImageRecord, ModalBatch, PerModality, UserError
+from trained import find_weights, load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ class TestTriples:
         device: of the model.
     """
 
-    def __init__(self, cfg: CfgNode, data: DataBundle, device: torch.device) -> None:
+    def __init__(self, cfg: CfgNode, data: EvaluationData, device: torch.device) -> None:
         dataset = data.test.loader.dataset
         assert isinstance(dataset, MultiModalDataset)
         self.records = dataset.records
@@ -179,20 +178,20 @@ def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, choose the queries, and draw."""
     args = parse_arguments(argv)
-    weights = ["TEST.WEIGHT", args.weights] if args.weights else []
-    cfg = load_config(args.config_file, [*args.settings, *weights])
-    if not cfg.TEST.WEIGHT:
-        raise ConfigError("there is nothing to draw without weights; add --weights runs/…/best.pth")
+    remedy = "there is nothing to draw without weights; add --weights runs/…/best.pth"
+    weights = args.weights or find_weights(args.config_file, args.settings, remedy)
     setup_log()
+    trained = load_trained(
+        weights, args.settings, config_file=args.config_file, allow_partial=args.allow_partial
+    )
+    cfg, model = trained.cfg, trained.model
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
     kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
     for kind in kinds:
         for ending in ENDINGS:
             check_destination(args.output / f"{kind}{ending}", replaces=ending, makes_folder=True)
     device = make_device(cfg)
-    data = build_data(cfg)
-    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
+    data = build_test_data(cfg, trained.split)
     model.to(device).eval()
     triples = TestTriples(cfg, data, device)
     chosen = find_queries(args.queries, triples.records, data.test.query_rows)

@@ -42,9 +42,8 @@ def missing_scores(run: Path) -> dict[str, float]:
     """By setting, the mAP of the run's last weights with its last return pattern, in percent."""
     path = run / FILE
     if not path.is_file():
-        weights = ["TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)]
         options = ["--missing", "all", "--metrics", str(path)]
-        test_net.main(["--config_file", str(run / "config.yml"), *options, *weights])
+        test_net.main([*options, "TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)])
     found = json.loads(path.read_text())["missing"]
     return {setting: found[setting][_last_pattern(found[setting])]["mAP"] for setting in MISSING_SETTINGS}
 

@@ -54,7 +54,7 @@ def rgbnt201(tmp_path: Path) -> Path:
 
 def read_instead(monkeypatch: pytest.MonkeyPatch, splits: Splits) -> None:
     """Let the reader of RGBNT201 yield these."""
-    source = replace(build.SOURCES["RGBNT201"], read=lambda folder: splits)
+    source = replace(build.SOURCES["RGBNT201"], read=lambda folder, *, test_only=False: splits)
     monkeypatch.setitem(build.SOURCES, "RGBNT201", source)
 
 

@@ -202,6 +202,6 @@ def test_files_that_are_missing_are_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere\.pth"):
         main([*config, "--weights", str(tmp_path / "nowhere.pth")])
     with pytest.raises(DatasetError, match="no folder"):
-        main([*config, "--weights", "w.pth", "DATASETS.ROOT_DIR", str(tmp_path)])
+        main([*config, "--weights", str(run / "best.pth"), "DATASETS.ROOT_DIR", str(tmp_path)])
     with pytest.raises(UserError, match=r"'000009_cam1'; nearest are .*000009_cam1_0_00\.jpg"):
         draw(run, tmp_path, "--queries", "000009_cam1")
