@@ -74,7 +74,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         reset_run_folder(folder, cfg.dump(), keep=args.resume is not None)
         scores = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            write_metrics(folder, epochs=trainer.progress.epochs, scores=scores, cost=measure_cost(model))
+            write_metrics(
+                folder,
+                epochs=trainer.progress.epochs,
+                environments=trainer.progress.environments,
+                scores=scores,
+                cost=measure_cost(model),
+            )
 
 
 if __name__ == "__main__":

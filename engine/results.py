@@ -216,6 +216,7 @@ def write_metrics(
     folder: Path,
     *,
     epochs: Sequence[Mapping[str, Any]],
+    environments: Sequence[Mapping[str, Any]],
     scores: FinalScores,
     cost: Cost,
 ) -> None:
@@ -227,7 +228,8 @@ def write_metrics(
         **{name: control.as_dict() for name, control in scores.controls.items()},
     }
     content = {"epochs": epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
-    save_json(folder / "metrics.json", {**content, "cost": cost.as_dict()})
+    content |= {"cost": cost.as_dict(), "environments": environments}
+    save_json(folder / "metrics.json", content)
     rows = {scores.best_name: main_scores(scores.best)}
     rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
     table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"

@@ -66,6 +66,8 @@ class Progress:
         sums: sums over the steps of the unfinished epoch, by name.
         epochs: what metrics.json tells of each finished epoch.
         unreadable: training images that were replaced because they could not be read.
+        environments: what the run was computed with, see `describe_environment`; one entry, unless it was
+            resumed with something else.
     """
 
     epoch: int = 0
@@ -75,3 +77,4 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    environments: list[dict[str, Any]] = field(default_factory=list)
