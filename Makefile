@@ -40,7 +40,7 @@ test-browser: $(INSTALLED)  ## open the report in headless Chromium and use it
 bench: $(INSTALLED)  ## measure against the plain way of the same work (minutes; make bench BENCH=--quick)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-soak: $(INSTALLED)  ## kill a training run ten times, resume it, and compare its weights (minutes)
+soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them, and compare the results (minutes)
 	$(BIN)/python -m tools.soak
 
 clean:  ## remove the environment, the drawn data set and all runs
