@@ -48,12 +48,10 @@ def describe_bad_step(
 
 def describe_bad_state(model: nn.Module, optimizer: Optimizer) -> str:
     """Which weights, or which state of the optimiser, are not finite; empty if all are finite."""
-    groups = [group["params"] for group in optimizer.param_groups]
-    parameters = {parameter: name for name, parameter in model.named_parameters()}
     moments = {
-        f"{name} of {parameters.get(parameter, 'a parameter')}": value
-        for parameter in (parameter for group in groups for parameter in group)
-        for name, value in optimizer.state.get(parameter, {}).items()
+        f"{entry} of {name}": value
+        for name, parameter in model.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
     for what, tensors in (("weights", model.state_dict()), ("state of the optimiser", moments)):
