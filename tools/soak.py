@@ -372,7 +372,8 @@ def soak_reports(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
         # Between two renames there is no report for a moment: the next start brings it back.
         if found != before and (found or kill is not REPORTS[0]):
             raise UserError(f"the report {report} is not what it was before it was killed {kill.describe(1)}")
-        logger.info("kill %d of %d, %s: the earlier report is whole", number + 1, kills, kill.describe(1))
+        state = "is whole" if found else "was set aside, and the next start must bring it back"
+        logger.info("kill %d of %d, %s: the earlier report %s", number + 1, kills, kill.describe(1), state)
     command.finish()
     if not (report / "index.html").is_file():
         raise UserError(f"there is no report in {report} after {kills} kills")
