@@ -45,7 +45,7 @@ test-matrix: $(INSTALLED)  ## pytest with several versions of Python and the dep
 bench: $(INSTALLED)  ## measure against the plain way of the same work (minutes; make bench BENCH=--quick)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-soak: $(INSTALLED)  ## kill a training run ten times, resume it, and compare its weights (minutes)
+soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them, and compare the results (minutes)
 	$(BIN)/python -m tools.soak
 
 clean:  ## remove the environment, the drawn data set and all runs

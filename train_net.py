@@ -52,9 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_same_data(earlier, data.fingerprints, force=args.force)
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
         start = {}
-        if earlier is None:
+        if earlier is None or cfg.TEST.CONTROLS:
             start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
-        untrained = deepcopy(model) if cfg.TEST.CONTROLS and earlier is None else None
+        # The seed gives a resumed run the same untrained model; its random states are restored later.
+        untrained = deepcopy(model) if cfg.TEST.CONTROLS else None
         model.to(device).gather_batch = world.gather_batch
         test = make_evaluation(cfg, data.test, device, world)
         seen = data.validation or data.test  # all that training may look at

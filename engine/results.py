@@ -267,8 +267,9 @@ def write_metrics(
         **{name: control.as_dict() for name, control in scores.controls.items()},
     }
     content = {"epochs": progress.epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
+    content |= {"cost": cost.as_dict(), "environments": progress.environments}
     start = {"initial_weights": progress.initial_weights, "initial_sha256": progress.initial_sha256}
-    save_json(folder / "metrics.json", {**content, "cost": cost.as_dict(), **start})
+    save_json(folder / "metrics.json", {**content, **start})
     rows = {scores.best_name: main_scores(scores.best)}
     rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
     table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"

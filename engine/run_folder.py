@@ -26,8 +26,10 @@ LIST = ".run_files.json"
 MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml")
 """What every run writes."""
 BOARD = "tensorboard"
+EVALUATION_BOARD = f"{BOARD}/evaluation"
 _RUN_FILE = (
-    rf"last\.pth|best\.pth|metrics\.json|config\.yml|epoch_\d+\.pth|{BOARD}/events\.out\.tfevents\.[^/]+"
+    r"last\.pth|best\.pth|metrics\.json|config\.yml|epoch_\d+\.pth"
+    rf"|({BOARD}|{EVALUATION_BOARD})/events\.out\.tfevents\.[^/]+"
 )
 """What a list may name; anything else in it is not believed."""
 
@@ -115,10 +117,10 @@ def list_run_files(folder: Path, names: Iterable[str]) -> None:
 @contextmanager
 def list_new_events(folder: Path) -> Iterator[None]:
     """Add the event files that TensorBoard makes in this block to the list of the run in `folder`."""
-    board = folder / BOARD
-    before = set(board.glob("*"))
+    before = set((folder / BOARD).rglob("*"))
     yield
-    list_run_files(folder, [f"{BOARD}/{path.name}" for path in set(board.glob("*")) - before])
+    new = set((folder / BOARD).rglob("*")) - before
+    list_run_files(folder, [path.relative_to(folder).as_posix() for path in new if path.is_file()])
 
 
 def check_outputs(*outputs: tuple[Path | None, str]) -> None:
@@ -145,7 +147,8 @@ def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> No
         later: names of the checkpoints that the run will keep.
     """
     check_regular(folder / LIST)
-    _check_board(folder / BOARD)
+    for board in (BOARD, EVALUATION_BOARD):
+        _check_board(folder / board)
     listed = _read_list(folder)
     for name in sorted({*(listed or ()), *MAIN_FILES, *later}):
         path = folder / name
@@ -159,7 +162,7 @@ def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> No
 
 def _check_board(board: Path) -> None:
     """Refuse a folder of TensorBoard that is a file or lies elsewhere."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISDIR(board.lstat().st_mode):
             raise UserError(
                 f"{board} is a file or a link, not a folder; remove it or choose another OUTPUT_DIR"
@@ -197,8 +200,9 @@ def _remove_run(folder: Path) -> None:
     try:
         for name in sorted(_read_list(folder) or ()):
             (folder / name).unlink(missing_ok=True)
-        with suppress(OSError):  # there is none, or there are other files in it
-            (folder / BOARD).rmdir()
+        for board in (EVALUATION_BOARD, BOARD):
+            with suppress(OSError):  # there is none, or there are other files in it
+                (folder / board).rmdir()
         (folder / LIST).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(

@@ -70,6 +70,8 @@ class Progress:
         unreadable: training images that were replaced because they could not be read.
         initial_weights: what the run started from: `random`, or a weight file; empty if it is not known.
         initial_sha256: of that file; empty if there is none.
+        environments: what the run was computed with, see `describe_environment`; one entry, unless it was
+            resumed with something else.
     """
 
     epoch: int = 0
@@ -81,3 +83,4 @@ class Progress:
     unreadable: list[str] = field(default_factory=list)
     initial_weights: str = ""
     initial_sha256: str = ""
+    environments: list[dict[str, Any]] = field(default_factory=list)

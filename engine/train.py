@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,21 @@ from tqdm import tqdm
 from engine.checkpoint import load_optimizer, random_states, restore_random_states, save_checkpoint
 from engine.checkpoint_check import check_resumable_content
 from engine.distributed import World
+from engine.environment import compare_environments, describe_environment
 from engine.files import save_json
+from engine.finite import NonFiniteLossError, describe_bad_state, describe_bad_step
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
-from engine.meter import Meter, Reading
+from engine.meter import Meter, Reading, StepNumbers
 from engine.results import EvaluationResult
-from engine.run_folder import BOARD, list_new_events, list_run_files
+from engine.run_folder import BOARD, EVALUATION_BOARD, list_new_events, list_run_files
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class NonFiniteLossError(UserError):
-    """The loss, or its gradient, became NaN or infinite."""
+MANY_SKIPPED = 0.1
+"""Share of the steps of an epoch from which on a warning says that they were left out."""
 
 
 class Trainer:
@@ -89,6 +92,7 @@ class Trainer:
         self.on_epoch = on_epoch
         self.draw_pictures = draw_pictures
         self.progress = progress or Progress()
+        self.environment = describe_environment(device, self.world)
         self.stop = StopSwitch()
         self.mixed_precision = settings.mixed_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mixed_precision)
@@ -126,6 +130,7 @@ class Trainer:
             restore_random_states(states[self.world.rank], self.device)
         else:
             logger.warning("%d processes started this run: dropout and noise differ now", len(states))
+        self._compare_environment()
         logger.info("resuming after %d epochs and %d steps", progress.epoch, progress.steps_in_epoch)
 
     def checkpoints_to_come(self) -> list[str]:
@@ -133,6 +138,17 @@ class Trainer:
         period, first = self.settings.checkpoint_period, self.progress.epoch + 1
         epochs = range(first, self.settings.epochs + 1) if period else ()
         return [checkpoint_name(epoch) for epoch in epochs if epoch % period == 0]
+
+    def _compare_environment(self) -> None:
+        """Warn if the run goes on with something else than before, by which its result may change."""
+        for before in self.progress.environments[-1:]:
+            changed = compare_environments(before, self.environment)
+            if changed:
+                logger.warning(
+                    "the run goes on with something else than before (%s): its result will not be the same, "
+                    "bit for bit, as without the interruption",
+                    changed,
+                )
 
     def run(self) -> EvaluationResult:
         """Train the epochs that are left; returns the evaluation of the last one.
@@ -145,13 +161,18 @@ class Trainer:
             raise UserError(
                 "the processes resume from different steps; give all machines the same run folder"
             )
-        board: SummaryWriter | None = None
-        if self.world.is_main:
-            # A long queue, since a full one makes the step wait for the disk.
-            purge_step = progress.step + 1 if progress.step else None
-            with list_new_events(self.folder):
-                board = SummaryWriter(str(self.folder / BOARD), purge_step=purge_step, max_queue=1000)
-        self.meter = Meter(progress, epochs=self.settings.epochs, board=board, lag=self.lag)
+        if self.environment not in progress.environments[-1:]:
+            progress.environments.append(self.environment)
+        board = self._open_board(BOARD, first=progress.step + 1)
+        # Steps and epochs are counted apart: an evaluation that is done again is known by its epoch alone.
+        self.evaluation_board = self._open_board(EVALUATION_BOARD, first=progress.epoch + 1)
+        self.meter = Meter(
+            progress,
+            epochs=self.settings.epochs,
+            board=board,
+            lag=self.lag,
+            mixed_precision=self.mixed_precision,
+        )
         result: EvaluationResult | None = None
         try:
             with self.stop.listen():
@@ -161,12 +182,21 @@ class Trainer:
             self._save()
             raise RunStopped(*self._stop_message()) from None
         finally:
-            if board is not None:
-                board.close()
+            for opened in (board, self.evaluation_board):
+                if opened is not None:
+                    opened.close()
         if progress.unreadable:
             names = "\n  ".join(progress.unreadable)
             logger.warning("%d training images could not be read:\n  %s", len(progress.unreadable), names)
         return result
+
+    def _open_board(self, name: str, first: int) -> SummaryWriter | None:
+        """Opens a folder of TensorBoard, which hides what an earlier start has left there from `first` on."""
+        if not self.world.is_main:
+            return None
+        # A long queue, since a full one makes the step wait for the disk.
+        with list_new_events(self.folder):
+            return SummaryWriter(str(self.folder / name), purge_step=first, max_queue=1000)
 
     def _run_epoch(self, epoch: int) -> EvaluationResult | None:
         """Train what is left of an epoch, evaluate if it is time, save."""
@@ -181,6 +211,7 @@ class Trainer:
         if not is_new:  # a finished run was resumed: it is evaluated again, and nothing else
             return result
         if result is not None:
+            self._show_evaluation(result, epoch)
             record[self.settings.eval_split] = result.as_dict()
         progress.epochs.append(record)
         progress.epoch, progress.steps_in_epoch, progress.sums = epoch, 0, {}
@@ -197,7 +228,8 @@ class Trainer:
             if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
                 list_run_files(self.folder, [checkpoint_name(epoch)])
                 save_checkpoint(self.folder / checkpoint_name(epoch), **weights)
-            save_json(self.folder / "metrics.json", {"epochs": progress.epochs})
+            content = {"epochs": progress.epochs, "environments": progress.environments}
+            save_json(self.folder / "metrics.json", content)
         self._save()
         return result
 
@@ -221,10 +253,10 @@ class Trainer:
             disable=None if self.world.is_main else True,
         )
         for batch in bar:
-            values, gradient_norm = self._train_step(batch.to(self.device), epoch)
+            numbers = self._train_step(batch.to(self.device), epoch)
             progress.step += 1
             progress.steps_in_epoch += 1
-            meter.book(values, gradient_norm, num_images=3 * len(batch) * self.world.size)
+            meter.book(numbers, num_images=3 * len(batch) * self.world.size)
             status, remaining = meter.status(), meter.remaining()
             bar.set_postfix_str(f"{status} ETA {remaining}")
             done = progress.steps_in_epoch
@@ -233,7 +265,41 @@ class Trainer:
                 logger.info("%s %s %s ETA %s", where, status, meter.details(), remaining)
             self._check_stop()
         meter.settle()
+        self._check_skipped(epoch)
+        self._check_state()
         return {**meter.means(), "lr": rates}
+
+    def _check_skipped(self, epoch: int) -> None:
+        """Stop if mixed precision has left out all steps of an epoch; warn if it has left out many."""
+        skipped, steps = int(self.progress.sums.get("skipped_steps", 0)), self.progress.steps_in_epoch
+        if skipped and skipped == steps:
+            raise NonFiniteLossError(
+                f"no step of epoch {epoch} was taken, since the gradients of all {steps} steps overflowed in "
+                f"mixed precision; {self._what_is_kept()}: set SOLVER.AMP False, or lower SOLVER.BASE_LR"
+            )
+        if skipped > MANY_SKIPPED * steps:
+            logger.warning(
+                "epoch %d: %d of %d steps were left out, since their gradients overflowed in mixed "
+                "precision; if it goes on, set SOLVER.AMP False or lower SOLVER.BASE_LR",
+                epoch,
+                skipped,
+                steps,
+            )
+
+    def _check_state(self) -> None:
+        """Stop before weights, or a state of the optimiser, that are not finite are saved."""
+        problems = self.world.gather_objects(describe_bad_state(self.model, self.optimizer))
+        for problem in filter(None, problems):
+            raise NonFiniteLossError(
+                f"{problem} after step {self.progress.step}; {self._what_is_kept()}: "
+                "lower SOLVER.BASE_LR, or set SOLVER.CLIP_GRAD"
+            )
+
+    def _what_is_kept(self) -> str:
+        last = self.folder / "last.pth"
+        if last.exists():
+            return f"{last} is kept as it was, and --resume --force goes on from it with other settings"
+        return "nothing has been saved yet"
 
     def _batches(self) -> Iterator[ModalBatch]:
         """The loader's batches; remembers the images that it had to replace."""
@@ -246,14 +312,11 @@ class Trainer:
                 ]
                 yield batch
 
-    def _train_step(self, batch: ModalBatch, epoch: int) -> tuple[dict[str, float], Reading]:
+    def _train_step(self, batch: ModalBatch, epoch: int) -> StepNumbers:
         """One optimiser step.
 
         The loss is read and checked after the backward pass has begun and before the step: the device has
         work while the host looks, and no weight ever takes a step from a loss that is not finite.
-
-        Returns:
-            The named losses, their sum and the accuracy; the gradient norm before clipping.
         """
         with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
             output: ModelOutput = self.parallel(batch)
@@ -265,55 +328,60 @@ class Trainer:
         self.scaler.scale(loss).backward()
         values = reading.wait()
         loss_values = {name: values[name] for name in (*losses, "loss")}
+        describe = partial(
+            describe_bad_step,
+            epoch=epoch,
+            step=self.progress.step + 1,
+            losses=loss_values,
+            last_losses=self._last_losses,
+            names=batch.names,
+        )
         if not math.isfinite(values["loss"]):
-            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch))
+            raise NonFiniteLossError(describe("loss"))
         self._last_losses = loss_values
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.model.parameters(), self.settings.clip_grad)
-        if self.lag == 0 and not norm.isfinite():  # CUDA is not waited for; there the next loss tells
-            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch, what="gradient"))
+        # CUDA is not waited for: there `Meter` reads the norm one step later, before anything is saved.
+        if self.lag == 0 and not self.mixed_precision and not norm.isfinite():
+            raise NonFiniteLossError(describe("gradient"))
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return values, Reading({"gradient_norm": norm})
-
-    def _non_finite_message(
-        self, values: Mapping[str, float], batch: ModalBatch, epoch: int, what: str = "loss"
-    ) -> str:
-        def show(losses: Mapping[str, float]) -> str:
-            return ", ".join(f"{name} {value:.4g}" for name, value in losses.items()) or "none yet"
-
-        return (
-            f"the {what} is not finite in epoch {epoch}, step {self.progress.step + 1}: {show(values)}; "
-            f"last good losses: {show(self._last_losses)}; images: {', '.join(batch.names)}. "
-            "Lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
-        )
+        return StepNumbers(values, Reading({"gradient_norm": norm}), partial(describe, "gradient"))
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
             result = self.evaluate(self._check_stop)
-        split = self.settings.eval_split
-        for pattern, metrics in result.ranking.items():
-            self.meter.scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
-            self.meter.scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
-        if self.meter.board is not None:
-            for name, picture in self.draw_pictures().items():
-                self.meter.board.add_image(name, picture, epoch)
         logger.info(
             "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,
-            split,
+            self.settings.eval_split,
             100 * result.main.mean_ap,
             100 * result.main.rank(1),
             max(result.ranking),
         )
         return result
 
+    def _show_evaluation(self, result: EvaluationResult, epoch: int) -> None:
+        """The points and pictures of an epoch in TensorBoard."""
+        board, split = self.evaluation_board, self.settings.eval_split
+        if board is None:
+            return
+        for pattern, metrics in result.ranking.items():
+            board.add_scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
+            board.add_scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+        for name, picture in self.draw_pictures().items():
+            board.add_image(name, picture, epoch)
+
     def _save(self) -> None:
-        """Write last.pth: all that `resume` needs."""
+        """Write last.pth: all that `resume` needs. It must be finite, or the earlier one stays."""
         self.meter.settle()
+        self._check_state()
         states = self.world.gather_objects(random_states(self.device))
         unreadable = self.world.gather_objects(self.progress.unreadable)
         self.progress.unreadable = sorted(set().union(*unreadable))
+        for board in (self.meter.board, self.evaluation_board):
+            if board is not None:
+                board.flush()  # a resumed run does not draw again what comes before its checkpoint
         if self.world.is_main:
             save_checkpoint(
                 self.folder / "last.pth",

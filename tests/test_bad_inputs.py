@@ -369,6 +369,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a batch beyond any memory": _config("TEST.IMS_PER_BATCH", "1000000"),
     "a batch that is no multiple of NUM_INSTANCE": _config("SOLVER.IMS_PER_BATCH", "5"),
     "a warm-up that never ends": _config("SOLVER.WARMUP_ITERS", "9"),
+    "a learning rate at which the weights overflow": lambda scene: scene.train(
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.BASE_LR", "1e43"
+    ),
     "a part that is not implemented": _config("MODEL.PROMPT", "True"),
     "an unknown backbone": _config(
         "MODEL.TRANSFORMER_TYPE", "vit_tiny_stem_patch9", "MODEL.STRIDE_SIZE", "[8, 8]"

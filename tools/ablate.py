@@ -20,7 +20,15 @@ from engine.interrupt import RunStopped
 from engine.runtime import setup_log
 from structures import UserError
 from tools.ablation.pages import check_summary_folder, markdown, write_summary
-from tools.ablation.run_folder import Run, RunState, changed_settings, is_trained, lock_study
+from tools.ablation.run_folder import (
+    Run,
+    RunState,
+    changed_settings,
+    check_threads,
+    is_trained,
+    lock_study,
+    thread_counts,
+)
 from tools.ablation.runner import StudyRunner, train_command
 from tools.ablation.scores import has_scores, score_queries
 from tools.ablation.spec import StudySpec, check_jobs, read_spec
@@ -45,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = spec.runs()
     for run in runs:
         run.check_settings()
+    threads = spec.num_threads(jobs)
+    check_threads(runs, None if args.summary else threads)
     if args.dry_run:
         list_runs(spec, runs, jobs)
         return
@@ -54,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     with lock_study(spec.output):
         devices: Sequence[str | None] = spec.devices[:jobs] or [None] * jobs
-        runner = StudyRunner(runs, devices=devices, threads=spec.num_threads(jobs))
+        runner = StudyRunner(runs, devices=devices, threads=threads)
         try:
             failures = runner.execute()
         except RunStopped as stopped:
@@ -132,6 +142,9 @@ def compare_runs(first: Path, second: Path, *, pattern: int | None, output: Path
     changed = changed_settings(first, load_config(second / "config.yml"))
     listed = "\n".join(f"  {key}: {old!r} → {new!r}" for key, (old, new) in changed.items())
     logger.info("settings that differ from A to B\n%s", listed or "  none")
+    threads = [sorted(thread_counts(folder)) for folder in (first, second)]
+    if threads[0] != threads[1] and all(threads):
+        logger.warning("A was trained with %s threads and B with %s, which alone changes a model", *threads)
     # One pair of runs: the seeds, equal or not, are not compared.
     results = {
         name: {0: read_result(folder, pattern)} for name, folder in zip("AB", (first, second), strict=True)

@@ -80,9 +80,11 @@ def slim_sweep_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def soak_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.soak."""
-    parser = argparse.ArgumentParser(description="Kill and resume a training run, and compare its weights.")
-    parser.add_argument("--kills", type=int, default=10, help="how often to kill")
-    parser.add_argument("--epochs", type=int, default=12, help="length of the run")
+    parser = argparse.ArgumentParser(
+        description="Kill and resume training runs and reports; see that nothing is lost."
+    )
+    parser.add_argument("--kills", type=int, default=20, help="how often to kill (20)")
+    parser.add_argument("--epochs", type=int, default=12, help="length of the runs (12)")
     parser.add_argument("--seed", type=int, default=0, help="decides the moments")
     return parser.parse_args(argv)
 

@@ -307,7 +307,7 @@ def test_alias_bombs_end_at_once_in_one_short_sentence(text: str, tmp_path: Path
     "earlier", [BOMBS["merge keys"], "MODEL: [", "MODEL:\n  HEAD: 2\n  HEAD: 4", "text", ""]
 )
 def test_a_checkpoint_with_a_bad_configuration_is_refused(earlier: str) -> None:
-    with pytest.raises(ConfigError, match=r"^checkpoint last\.pth is damaged: its configuration cannot be read$"):
+    with pytest.raises(ConfigError, match=r"^checkpoint last\.pth is damaged: its configuration"):
         stored_config(earlier, "last.pth")
 
 

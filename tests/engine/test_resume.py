@@ -1,5 +1,6 @@
 """Runs that are killed and resumed end as if nothing had happened."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import train_net as train_entry
-from config import ConfigError
+from config import ConfigError, load_config
 from conftest import ROOT, SMALL_MODEL
+from modeling.make_model import make_model
 from structures import UserError
 from tools.soak import soak
 
@@ -76,3 +79,22 @@ def test_a_signal_to_the_whole_group_spares_the_step_and_the_loader(
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "stopped by SIGTERM" in output
     assert "Traceback" not in output
+
+
+def test_a_resumed_run_has_the_controls_of_its_start(tmp_path: Path, mini_settings: list[str]) -> None:
+    """The untrained model comes from the seed and from the pretrained weights."""
+    cfg = load_config(SMALL_MODEL, mini_settings)
+    torch.manual_seed(5)
+    torch.save(make_model(cfg, 8, 2).state_dict(), tmp_path / "pretrained.pth")
+    more = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "MODEL.PRETRAIN_PATH_T"]
+    arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, *more, str(tmp_path / "pretrained.pth")]
+    arguments += ["TEST.CONTROLS", "True", "OUTPUT_DIR", str(tmp_path / "run")]
+    summaries = []
+    for options in ([], ["--resume"]):
+        train_entry.main([*arguments, *options])
+        summary = json.loads((tmp_path / "run" / "metrics.json").read_text())["summary"]
+        for scores in summary.values():
+            del scores["seconds"]
+        summaries.append(summary)
+    assert "untrained" in summaries[0]
+    assert summaries[0] == summaries[1]

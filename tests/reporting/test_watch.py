@@ -89,7 +89,7 @@ def train(folder: Path, settings: list[str], *more: str) -> list[dict[str, float
 
 
 def images_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
+    events = EventAccumulator(str(folder / "tensorboard" / "evaluation"), size_guidance={"images": 0})
     return events.Reload()
 
 

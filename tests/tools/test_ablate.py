@@ -242,6 +242,25 @@ def test_settings_that_have_changed_are_named(study: Study) -> None:
     assert {call[1] for call in study.calls()} == {"base/seed_4", "wide/seed_4"}
 
 
+def test_runs_with_different_numbers_of_threads_are_not_mixed(study: Study) -> None:
+    study.start()
+    study.calls()
+    study.start("--summary")
+    study.content["threads"] = 2
+    message = r"base/seed_1 was trained with 1 threads, but the study asks for 2, and their number changes"
+    for options in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            study.start(*options)
+    assert study.calls() == []
+    study.start("--summary")  # nothing is going to be trained, and all runs are of one kind
+    del study.content["threads"]
+    metrics = study.output / "wide" / "seed_1" / "metrics.json"
+    content = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps({**content, "environments": [{"threads": 5}]}))
+    with pytest.raises(UserError, match=r"wide/seed_1 was trained with 5 threads, but .*base/seed_1 with 1"):
+        study.start("--summary")
+
+
 def test_a_run_that_was_trained_anew_is_scored_anew(study: Study) -> None:
     study.start()
     study.calls()
@@ -344,6 +363,11 @@ def test_two_runs_are_compared_by_their_queries_alone(
     assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
     assert "draws the seeds" not in out
     assert len(list((study.folder / "compared").iterdir())) == 5
+    assert "threads" not in out
+    record = study.output / "wide" / "seed_1" / "ablate.json"
+    record.write_text(record.read_text().replace('"threads": 1', '"threads": 2'))
+    ablate.main(["--compare", *runs])
+    assert "A was trained with [1] threads and B with [2], which alone changes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,22 @@ def test_runs_are_folders_by_variant_and_seed_and_come_seed_by_seed(read: Read) 
     assert read(GOOD.replace("variants:\n", "variants:\n  first: {SOLVER.BASE_LR: 1}\n")).reference == "base"
 
 
-def test_jobs_devices_and_threads(read: Read) -> None:
+def test_jobs_devices_and_threads(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert (read(GOOD).jobs, read(GOOD + "devices: [0, 1]").jobs) == (1, 2)
     spec = read(GOOD + "devices: [2, 3]\njobs: 1\nthreads: 4")
     assert (spec.jobs, spec.devices, spec.num_threads(1)) == (1, ("2", "3"), 4)
     assert spec.runs()[0].cfg.MODEL.DEVICE_ID == "0"
     assert read(GOOD).num_threads(10_000) == 1
+
+
+def test_threads_of_the_environment_are_obeyed(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert read(GOOD).num_threads(10_000) == 3
+    assert read(GOOD + "threads: 4").num_threads(10_000) == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(SpecError, match="OMP_NUM_THREADS is a whole number from 1, not 'many'"):
+        read(GOOD).num_threads(1)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -96,6 +97,33 @@ class Run:
                 f"{self.folder} was trained with other settings than the study asks for: {listed}; "
                 "change the study back, name another output, or delete that folder"
             )
+
+
+def thread_counts(folder: Path) -> set[int]:
+    """The numbers of threads that a run was trained with: one, unless it was resumed with another."""
+    known = (read_metrics(folder) or {}).get("environments") or read_record(folder).get("sessions", [])
+    return {int(entry["threads"]) for entry in known}
+
+
+def check_threads(runs: Sequence[Run], wanted: int | None) -> None:
+    """Refuse to go on with, or to compare, runs that were trained with different numbers of threads.
+
+    Args:
+        runs: of a study.
+        wanted: the number that the study gives to its runs; None if nothing is going to be trained.
+    """
+    other = f"the study asks for {wanted}"
+    for run in runs:
+        counts = set() if run.state is RunState.NEW else thread_counts(run.folder)
+        for count in sorted(counts):
+            if wanted is None:
+                wanted, other = count, f"{run.folder} with {count}"
+            if count != wanted:
+                raise UserError(
+                    f"{run.folder} was trained with {count} threads, but {other}, and their number changes "
+                    f"the trained model; set threads: {count} in the study, name another output, or delete "
+                    "that folder to train it again"
+                )
 
 
 def program_name(program: Path | None) -> str:

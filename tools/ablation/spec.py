@@ -57,7 +57,7 @@ class StudySpec:
         seeds: each variant is trained once with each of them.
         jobs: runs at once.
         devices: CUDA devices, one run on each; empty for no choice.
-        threads: of each run on the CPU; None for the cores divided by the jobs.
+        threads: of each run on the CPU; None for OMP_NUM_THREADS, or else the cores divided by the jobs.
         output: the folder of the study.
         pattern: the return pattern that is compared; None for the last that a model has.
         epoch: what is compared: `last`, or `best` for the epoch that is best on validation.
@@ -81,8 +81,9 @@ class StudySpec:
         return "base" if "base" in names else names[0]
 
     def num_threads(self, jobs: int) -> int:
-        """CPU threads of each of `jobs` runs."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+        """CPU threads of each of `jobs` runs; all runs of a study have the same number."""
+        asked = self.threads or _whole(os.environ.get("OMP_NUM_THREADS") or None, "OMP_NUM_THREADS")
+        return asked or max(1, len(os.sched_getaffinity(0)) // jobs)
 
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that an unfinished study has whole seeds to compare."""
