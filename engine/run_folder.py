@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import IO
@@ -20,6 +21,8 @@ RUN_FILES = ("metrics.json", "last.pth", "best.pth", "tensorboard", "report")
 
 _locks: dict[Path, IO[str]] = {}
 """Lock files of the run folders of this process, open as long as it lives."""
+# A loader process that outlives this one for a moment must not hold its locks.
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:

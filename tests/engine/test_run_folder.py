@@ -1,8 +1,13 @@
 import fcntl
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+import engine.run_folder
+from conftest import be_rank_1
 from engine.run_folder import open_run_folder, reset_run_folder
 from structures import UserError
 
@@ -44,6 +49,20 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             open_run_folder(tmp_path, overwrite=True, resume=False)
 
 
+def test_a_loader_process_that_is_left_does_not_hold_the_folder(tmp_path: Path) -> None:
+    open_run_folder(tmp_path, overwrite=False, resume=False)
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        engine.run_folder._locks.clear()  # what the end of this process does
+        open_run_folder(tmp_path, overwrite=False, resume=False)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file/run"):
@@ -61,7 +80,7 @@ def test_resuming_keeps_the_run_and_goes_on_with_its_log(tmp_path: Path) -> None
 
 
 def test_only_the_main_process_touches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    be_rank_1(monkeypatch)
     open_run_folder(tmp_path / "run", overwrite=True, resume=False)
     assert not (tmp_path / "run").exists()
 
