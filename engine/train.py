@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from engine.board import open_board
 from engine.checkpoint import random_states, restore_random_states, save_checkpoint
 from engine.distributed import World
 from engine.files import save_json
@@ -145,9 +146,8 @@ class Trainer:
             )
         board: SummaryWriter | None = None
         if self.world.is_main:
-            # A long queue, since a full one makes the step wait for the disk.
             purge_step = progress.step + 1 if progress.step else None
-            board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge_step, max_queue=1000)
+            board = open_board(self.folder / "tensorboard", purge_step)
         self.meter = Meter(progress, epochs=self.settings.epochs, board=board, lag=self.lag)
         result: EvaluationResult | None = None
         try:
