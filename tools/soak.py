@@ -6,10 +6,11 @@ checkpoint, and resumed each time. Its last weights must equal, bit for bit, tho
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import soak_arguments
 
 if __name__ == "__main__":
-    soak_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(soak_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 import os
