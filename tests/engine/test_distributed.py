@@ -141,7 +141,8 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
 
 
 def test_a_process_that_dies_ends_the_job_with_its_error(tmp_path: Path, settings: list[str]) -> None:
-    process = run(2, [*settings, "OUTPUT_DIR", str(tmp_path / "run")], tmp_path / "script.py", FAULT)
+    more = ["DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", str(tmp_path / "run")]
+    process = run(2, [*settings, *more], tmp_path / "script.py", FAULT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "rank 1 is broken" in output
