@@ -143,10 +143,10 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
 def test_a_process_that_dies_ends_the_job_with_its_error(tmp_path: Path, settings: list[str]) -> None:
     more = ["DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", str(tmp_path / "run")]
     process = run(2, [*settings, *more], tmp_path / "script.py", FAULT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode != 0
     assert "rank 1 is broken" in output
-    assert time.time() - (tmp_path / "run" / "fault").stat().st_mtime < 60
+    assert time.time() - (tmp_path / "run" / "fault").stat().st_mtime < 100
 
 
 def test_a_process_that_stalls_is_named_and_ends_the_job(tmp_path: Path, settings: list[str]) -> None:
