@@ -1,9 +1,9 @@
 """Evaluate a trained model: `python test_net.py TEST.WEIGHT runs/…/best.pth [KEY VALUE …]`."""
 
-from engine.arguments import test_arguments
+from engine.arguments import answer_early, test_arguments
 
 if __name__ == "__main__":
-    test_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(test_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """Train a model: `python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml KEY VALUE …`."""
 
-from engine.arguments import train_arguments
+from engine.arguments import answer_early, train_arguments
 
 if __name__ == "__main__":
-    train_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(train_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 from collections.abc import Sequence
 from copy import deepcopy

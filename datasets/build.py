@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -352,14 +354,34 @@ def _make_caches(cfg: CfgNode, *counts: int, num_processes: int) -> list[RamCach
 
 
 def _outlive_signals(_: int) -> None:
-    """In a loader process: leave a stop signal to the main process, which finishes its step first."""
+    """In a loader process: leave a stop signal to the main process, which finishes its step first.
 
-    def ignore_once(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # torch ends loader processes with a second one
-
-    signal.signal(signal.SIGTERM, ignore_once)
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    SLURM and a terminal send their signals to the whole process group. A loader process ends when the main
+    process has no more work for it, when `_end_loader_processes` kills it, or when the main process is gone.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_after_parent, daemon=True).start()
+
+
+def _end_after_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@atexit.register
+def _end_loader_processes() -> None:
+    """At the end of the main process: kill the loader processes that are left, for instance after an error.
+
+    This runs before multiprocessing's own handler, which sends them the SIGTERM that they ignore and then
+    waits for them without a limit.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise an error for each that is killed
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def _make_loader(

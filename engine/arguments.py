@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+
+
+def answer_early(arguments: Callable[[Sequence[str] | None], object]) -> None:
+    """For the first lines of a command: answer --help, mistakes and Ctrl-C before the slow imports are done.
+
+    Args:
+        arguments: parses the command line.
+    """
+    # A command that the shell has started to ignore Ctrl-C, in the background of a script, goes on doing so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_interrupted)
+    arguments(None)
+
+
+def restore_interrupt() -> None:
+    """Once everything is imported, Ctrl-C raises KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _end_interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_interrupted(_: int, __: FrameType | None) -> None:
+    # An exception would come out of the middle of an import, changed by whoever catches it there.
+    os.write(2, b"interrupted\n")
+    os._exit(130)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: str = "the defaults") -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,8 @@ _RUN_FILE = (
 
 _locks: dict[Path, IO[bytes]] = {}
 """Lock files of the run folders of this process, open as long as it lives."""
+# A loader process that outlives this one for a moment must not hold its locks.
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:

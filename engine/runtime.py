@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from engine.console import Console, LogFile, prepare_streams
 from engine.distributed import World
 from structures import UserError
 
@@ -22,20 +22,22 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from its malloc.h."""
 
 
-class _ConsoleHandler(logging.Handler):
-    """Writes log lines above the progress bar instead of through it."""
+def setup_log(log_file: Path | None = None, *, is_main: bool | None = None) -> None:
+    """Log to the console and to `log_file`; other processes than the main one log errors alone.
 
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record))
-
-
-def setup_log(log_file: Path | None = None) -> None:
-    """Log to the console and to `log_file`; other processes than the main one log errors alone."""
+    Args:
+        log_file: None for the console alone.
+        is_main: whether this is the main process; None to ask the environment, which may be wrong.
+    """
+    if is_main is None:
+        is_main = World.from_environment().is_main
+    handlers: list[logging.Handler] = []
+    if log_file is not None and is_main:
+        handlers.append(LogFile(log_file))
+    handlers.insert(0, Console(may_fail=bool(handlers) or not is_main))
+    prepare_streams()
     root = logging.getLogger()
-    root.setLevel(logging.INFO if World.from_environment().is_main else logging.ERROR)
-    handlers: list[logging.Handler] = [_ConsoleHandler()]
-    if log_file is not None and World.from_environment().is_main:
-        handlers.append(logging.FileHandler(log_file))
+    root.setLevel(logging.INFO if is_main else logging.ERROR)
     root.handlers.clear()
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))

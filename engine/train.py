@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from engine.board import open_board
 from engine.checkpoint import load_optimizer, random_states, restore_random_states, save_checkpoint
 from engine.checkpoint_check import check_resumable_content
 from engine.distributed import World
@@ -194,9 +195,8 @@ class Trainer:
         """Opens a folder of TensorBoard, which hides what an earlier start has left there from `first` on."""
         if not self.world.is_main:
             return None
-        # A long queue, since a full one makes the step wait for the disk.
         with list_new_events(self.folder):
-            return SummaryWriter(str(self.folder / name), purge_step=first, max_queue=1000)
+            return open_board(self.folder / name, first)
 
     def _run_epoch(self, epoch: int) -> EvaluationResult | None:
         """Train what is left of an epoch, evaluate if it is time, save."""

@@ -38,6 +38,21 @@ def run_away_from_the_project(program: str, folder: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not just waiting to be reaped."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def be_rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun tells the second of two processes."""
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(autouse=True)
 def restore_logging() -> Iterator[None]:
     """A command that a test runs sets up the log of the whole process."""

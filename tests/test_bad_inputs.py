@@ -90,6 +90,11 @@ def _full_disk(scene: Scene) -> None:
     scene.train()
 
 
+def _left_in_the_environment(scene: Scene) -> None:
+    scene.monkeypatch.setenv("RANK", "1")
+    scene.train()
+
+
 def _test_with_report(scene: Scene, folder: str) -> None:
     scene.test(scene.save(scene.small_state()), "--report", str(scene.folder / folder))
 
@@ -412,6 +417,7 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a test camera without training images": _new_camera,
     "a test set with one camera": _one_camera,
     "a batch that the processes cannot share": _several_processes,
+    "what torchrun has left in the environment": _left_in_the_environment,
     "no weights to test": lambda scene: scene.test(""),
     "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
     "pre-trained weights that do not exist": _config("MODEL.PRETRAIN_PATH_T", "pretrained/ViT-B-16.pt"),

@@ -1,6 +1,7 @@
 """The two commands, from the outside, on a drawn miniature."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -205,6 +206,43 @@ def test_an_empty_name_for_an_output_is_refused(option: str, capsys: pytest.Capt
         test_entry.main([option, "", "TEST.WEIGHT", "w.pth"])
     assert caught.value.code == 2
     assert f"argument {option}: the name is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train_net.py", "test_net.py", "-m tools.check_dataset"])
+def test_an_interrupt_during_the_imports_ends_without_a_stack_trace(command: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *command.split(), "OUTPUT_DIR", str(tmp_path / "run")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.endswith((" numpy\n", " torch.version\n")):
+            process.send_signal(signal.SIGINT)
+            break
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize("command", ["test_net.py", "-m tools.check_dataset"])
+def test_a_command_whose_output_nobody_reads_ends(command: str, run: Path) -> None:
+    """As `test_net.py | head -0`."""
+    words = ["--config_file", str(run / "config.yml"), "TEST.WEIGHT", str(run / "last.pth")]
+    process = subprocess.Popen(
+        [sys.executable, *command.split(), *words, "DATALOADER.NUM_WORKERS", "2"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=90) == 141
+    assert process.stderr.read() == ""
 
 
 def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.ablation.arguments import ablate_arguments
 
 if __name__ == "__main__":
-    ablate_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(ablate_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import logging

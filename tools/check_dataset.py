@@ -6,10 +6,11 @@ where training would refuse the folder. Status 0: nothing is wrong; 1: something
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import check_dataset_arguments
 
 if __name__ == "__main__":
-    check_dataset_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(check_dataset_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import logging

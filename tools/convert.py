@@ -6,10 +6,11 @@ that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our n
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import convert_arguments
 
 if __name__ == "__main__":
-    convert_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(convert_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Callable, Sequence

@@ -5,10 +5,11 @@ Ranked lists, selection maps (with SDTPS or slimming) and attention maps of some
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import FIGURE_KINDS, figures_arguments
 
 if __name__ == "__main__":
-    figures_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(figures_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import difflib

@@ -6,10 +6,11 @@ keep ratio, the command evaluates each of the given checkpoints, and draws mAP a
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import slim_sweep_arguments
 
 if __name__ == "__main__":
-    slim_sweep_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(slim_sweep_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import ast

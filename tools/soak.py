@@ -8,10 +8,11 @@ writing of a report is killed: the earlier report must be there. Files of somebo
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import soak_arguments
 
 if __name__ == "__main__":
-    soak_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(soak_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import json
 import logging

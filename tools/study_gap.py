@@ -6,10 +6,11 @@ Synthetic. Then the difference of the differences can be compared query by query
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_gap_arguments
 
 if __name__ == "__main__":
-    study_gap_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_gap_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence

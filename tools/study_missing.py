@@ -5,10 +5,11 @@ Every finished run is evaluated once, by test_net.py with --missing all; the num
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_missing_arguments
 
 if __name__ == "__main__":
-    study_missing_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_missing_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import json
 import logging

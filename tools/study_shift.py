@@ -7,10 +7,11 @@ place alone falls as the places do that it keeps in images that are not shifted.
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_shift_arguments
 
 if __name__ == "__main__":
-    study_shift_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_shift_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence

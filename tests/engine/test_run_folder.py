@@ -1,10 +1,15 @@
 import fcntl
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
 
+import engine.run_folder
+from conftest import be_rank_1
 from engine.run_folder import (
     LIST,
     _locks,
@@ -154,6 +159,20 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
             open_run_folder(tmp_path, overwrite=True, resume=False)
 
 
+def test_a_loader_process_that_is_left_does_not_hold_the_folder(tmp_path: Path) -> None:
+    open_run_folder(tmp_path, overwrite=False, resume=False)
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        engine.run_folder._locks.clear()  # what the end of this process does
+        open_run_folder(tmp_path, overwrite=False, resume=False)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file/run"):
@@ -187,7 +206,7 @@ def test_outputs_do_not_replace_files_of_a_run_or_of_another_kind(finished: Path
 
 
 def test_only_the_main_process_touches_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    be_rank_1(monkeypatch)
     open_run_folder(tmp_path / "run", overwrite=True, resume=False)
     assert not (tmp_path / "run").exists()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import be_rank_1
 from engine.runtime import (
     choose_device,
     describe_software,
@@ -19,7 +20,7 @@ from structures import UserError
 
 
 def test_only_the_main_process_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    be_rank_1(monkeypatch)
     setup_log(tmp_path / "log.txt")
     assert not (tmp_path / "log.txt").exists()
     assert not logging.getLogger("modeling").isEnabledFor(logging.WARNING)

@@ -189,7 +189,7 @@ def run_with_signal(trainer: Trainer, number: signal.Signals, at_step: int) -> N
         handle.remove()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("at_step", [1, 3, 5])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
