@@ -17,15 +17,14 @@ define INSTALL_CHROMIUM
 }
 endef
 
-.PHONY: demo test test-browser test-slow bench soak clean help
+.PHONY: demo test test-browser test-slow test-matrix bench soak clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*##/\t/'
 
 demo: $(INSTALLED)  ## train and evaluate the small DeMo + SDTPS model on the embedded data set (CPU, minutes)
 	$(BIN)/python train_net.py
-	$(BIN)/python test_net.py --config_file configs/Synthetic/DeMo_SDTPS.yml --missing all \
-		--report $(DEMO_RUN)/report TEST.WEIGHT $(DEMO_RUN)/last.pth
+	$(BIN)/python test_net.py --missing all --report $(DEMO_RUN)/report TEST.WEIGHT $(DEMO_RUN)/last.pth
 
 test: $(INSTALLED)  ## ruff, mypy and pytest
 	$(BIN)/ruff check .
@@ -40,14 +39,17 @@ test-browser: $(INSTALLED)  ## open the report in headless Chromium and use it
 test-slow: $(INSTALLED)  ## train twelve steps beside the recorded ones of DeMo, its baseline and SDTPS (minutes)
 	$(BIN)/pytest -m slow --dist load
 
+test-matrix: $(INSTALLED)  ## pytest with several versions of Python and the dependencies (hours; 5 GB at a time)
+	$(BIN)/python tests/matrix.py
+
 bench: $(INSTALLED)  ## measure against the plain way of the same work (minutes; make bench BENCH=--quick)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-soak: $(INSTALLED)  ## kill a training run ten times, resume it, and compare its weights (minutes)
+soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them, and compare the results (minutes)
 	$(BIN)/python -m tools.soak
 
 clean:  ## remove the environment, the drawn data set and all runs
-	rm -rf .venv data/Synthetic runs
+	rm -rf .venv .matrix data/Synthetic runs
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "DeMo-SDTPS needs Python 3.10 or newer: make PYTHON=python3.12 …")'

@@ -1,56 +1,57 @@
-"""Evaluate a trained model: `python test_net.py --config_file F TEST.WEIGHT runs/…/best.pth`."""
+"""Evaluate a trained model: `python test_net.py TEST.WEIGHT runs/…/best.pth [KEY VALUE …]`."""
 
-from engine.arguments import test_arguments
+from engine.arguments import answer_early, test_arguments
 
 if __name__ == "__main__":
-    test_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(test_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence
 
-from config import ConfigError, load_config, warn_about_unused
-from datasets.build import build_data
+from config import warn_about_unused
+from datasets.build import build_test_data
 from engine.build import make_device, missing_settings
 from engine.command import run_command
 from engine.distributed import World
 from engine.evaluate import evaluate_settings
 from engine.files import save_arrays
 from engine.results import log_results, read_history, save_results
-from engine.runtime import describe_software, git_commit, seed_everything, setup_log
+from engine.run_folder import check_outputs
+from engine.runtime import describe_software, git_commit, setup_log
 from evaluation.build import make_evaluator
 from modeling.cost import measure_cost
-from modeling.make_model import make_model
-from modeling.weights import load_model
 from reporting.build import make_report_writer
+from reporting.folder import ReportFolder
+from trained import find_weights, load_trained
 
 logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Read the configuration and the weights, evaluate, and report the result and the cost."""
+    """Read the checkpoint, evaluate its model, and report the result and the cost."""
     args = test_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
-    if not cfg.TEST.WEIGHT:
-        raise ConfigError(
-            "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
-        )
-    settings = missing_settings(cfg, args.missing)
+    remedy = "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
+    weights = find_weights(args.config_file, args.settings, remedy)
     setup_log()
-    warn_about_unused(cfg)
     world = World.from_environment()
+    check_outputs((args.metrics, ".json"), (args.save_features, ".npz"))
+    report_folder = None if args.report is None else ReportFolder(args.report, world.size)
+    trained = load_trained(
+        weights, args.settings, config_file=args.config_file, allow_partial=args.allow_partial
+    )
+    cfg, model = trained.cfg, trained.model
+    settings = missing_settings(cfg, args.missing)
+    warn_about_unused(cfg)
     device = make_device(cfg, world)
     logger.info("%s, device %s", describe_software(), device)
-    seed_everything(cfg.SOLVER.SEED)
     with world.joined(device):
         with world.main_first():
-            data = build_data(cfg, rank=world.rank, num_processes=world.size)
-        model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-        load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
+            data = build_test_data(cfg, trained.split, rank=world.rank, num_processes=world.size)
         model.to(device)
         evaluators = {setting: make_evaluator(cfg, data.test) for setting in settings}
         report = None
-        if args.report is not None:
-            report = make_report_writer(cfg, args.report, data, git_commit(), world.size)
+        if report_folder is not None:
+            report = make_report_writer(cfg, report_folder, data, git_commit())
         results = evaluate_settings(
             model,
             loader=data.test.loader,

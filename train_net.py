@@ -1,28 +1,31 @@
 """Train a model: `python train_net.py --config_file configs/RGBNT201/DeMo_SDTPS.yml KEY VALUE …`."""
 
-from engine.arguments import train_arguments
+from engine.arguments import answer_early, train_arguments
 
 if __name__ == "__main__":
-    train_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(train_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 
-from config import check_resumable, load_config, warn_about_unused
+from config import check_resumable, load_config, stored_config, warn_about_unused
 from datasets.build import build_data
 from engine.build import make_device, make_evaluation, make_train_settings
-from engine.checkpoint import find_checkpoint
+from engine.checkpoint import check_same_data, find_checkpoint
 from engine.command import run_command
 from engine.distributed import World
 from engine.final import score_epochs
 from engine.results import write_metrics
 from engine.run_folder import open_run_folder, reset_run_folder
+from engine.run_state import Progress
 from engine.runtime import seed_everything
 from engine.train import Trainer
+from modeling.checkpoint_names import with_current_names
 from modeling.cost import measure_cost
-from modeling.make_model import make_model
-from modeling.weights import load_pretrained
+from modeling.make_model import make_model, warn_random_start
+from modeling.weights import start_from
 from reporting.build import make_selection_watch
 from solver.build import make_criterion, make_optimizer, make_schedule
 
@@ -38,15 +41,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
-        check_resumable(earlier["config"], cfg, force=args.force)
+        stored = stored_config(earlier.get("config"), args.resume or folder / "last.pth")
+        check_resumable(stored, cfg, force=args.force)
+        # Checkpoints of version 1 do not say what the run started from.
+        earlier["progress"].setdefault("initial_weights", stored.MODEL.PRETRAIN_PATH_T or "random")
     with world.joined(device):
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
+        if earlier is not None:
+            check_same_data(earlier, data.fingerprints, force=args.force)
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-        if cfg.MODEL.PRETRAIN_PATH_T and earlier is None:
-            load_pretrained(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
-        untrained = deepcopy(model) if cfg.TEST.CONTROLS and earlier is None else None
+        start = {}
+        if earlier is None or cfg.TEST.CONTROLS:
+            start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
+        # The seed gives a resumed run the same untrained model; its random states are restored later.
+        untrained = deepcopy(model) if cfg.TEST.CONTROLS else None
         model.to(device)
         test = make_evaluation(cfg, data.test, device, world)
         seen = data.validation or data.test  # all that training may look at
@@ -63,17 +73,21 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate=lambda check_stop: evaluate(model, check_stop=check_stop),
             device=device,
             folder=folder,
-            settings=make_train_settings(cfg),
+            settings=make_train_settings(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
+            progress=Progress(**start),
             world=world,
             draw_pictures=make_selection_watch(cfg, model, seen.loader, device),
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
-            trainer.resume(earlier)
-        reset_run_folder(folder, cfg.dump(), keep=args.resume is not None)
+            trainer.resume({**earlier, "model": with_current_names(earlier["model"])})
+        remark = warn_random_start(cfg, trainer.progress.initial_weights)
+        checkpoints = trainer.checkpoints_to_come()
+        reset_run_folder(folder, cfg.dump(), keep=args.resume is not None, checkpoints=checkpoints)
         scores = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            write_metrics(folder, epochs=trainer.progress.epochs, scores=scores, cost=measure_cost(model))
+            cost = measure_cost(model)
+            write_metrics(folder, progress=trainer.progress, scores=scores, cost=cost, remark=remark)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmarks.scaling import FULL_CURVE, QUICK_CURVE, TINY_CURVE, measure_curv
 from benchmarks.scaling import HEADINGS as CURVE_HEADINGS
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
 from engine.command import run_command
-from engine.files import save_json
+from engine.files import check_destination, save_json
 from engine.runtime import keep_freed_memory, setup_log
 from structures import UserError
 
@@ -76,8 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = sorted(set(args.only or []) - set(ROWS))
     if unknown:
         raise UserError(f"--only names no such rows: {', '.join(unknown)}; choose from {', '.join(ROWS)}")
-    if not args.output.parent.is_dir():
-        raise UserError(f"--output {args.output}: there is no folder {args.output.parent}; make it first")
+    check_destination(args.output, replaces=".json")
     setup_log()
     logging.getLogger("modeling").setLevel(logging.WARNING)
     sizes, curve = SIZES[args.size or "full"]

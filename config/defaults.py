@@ -1,7 +1,7 @@
 """Every configuration key, once, with its default and what it does.
 
-The defaults are DeMo's behaviour, so that DeMo's YAML files mean here what they mean there.
-`docs/configuration.md` lists the same keys; a test compares the two.
+Most defaults of DeMo's keys are DeMo's; `docs/configuration.md` lists those that differ, and why. It also
+lists every key with its meaning. Tests compare both lists with this file.
 """
 
 from typing import Any

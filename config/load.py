@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import ast
 import difflib
+import logging
 import math
 import re
+import shlex
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
-from config.validate import ConfigError, flatten, show, validate
+from config.strict_yaml import YamlFileError, load_yaml, parse_yaml
+from config.validate import ALLOWED, ConfigError, flatten, show, validate
 from structures import on_one_line
+
+logger = logging.getLogger(__name__)
 
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
@@ -27,14 +31,22 @@ LARGEST = 2**32 - 1
 
 
 KINDS = {
-    bool: "a switch",
+    bool: "True or False",
     int: "a whole number",
     float: "a number",
     str: "a text",
-    list: "a list",
-    tuple: "a list",
+    list: "a list of numbers",
+    tuple: "a list of numbers",
 }
 """What the types of settings are called in messages."""
+
+SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+"""Spellings of a switch, in any case."""
+PAIRS = (("off", "on"), ("no", "yes"))
+"""How keys whose default is one of these texts spell false and true."""
 
 
 def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
@@ -44,14 +56,22 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
         config_file: YAML with the settings that differ from the defaults.
         overrides: `KEY VALUE KEY VALUE …`, as on the command line.
     """
-    cfg = get_cfg()
+    return finish_config(merge_settings(get_cfg(), config_file, overrides))
+
+
+def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
+    """Set in `cfg` what the file sets, then what the command line sets; returns it, not validated yet."""
+    defaults = dict(flatten(get_cfg()))
     if config_file is not None:
-        for key, value in _read_yaml(Path(config_file)):
-            _set(cfg, key, value, source=str(config_file))
-    if len(overrides) % 2:
-        raise ConfigError(f"the command line needs KEY VALUE pairs, but {show(overrides[-1])} stands alone")
-    for key, text in zip(overrides[::2], overrides[1::2], strict=True):
-        _set(cfg, key, text, source="command line")
+        for key, value in _read_file(Path(config_file)):
+            _set(cfg, key, value, defaults, source=str(config_file))
+    for key, text in _pairs(overrides):
+        _set(cfg, key, text, defaults, source="command line")
+    return cfg
+
+
+def finish_config(cfg: CfgNode) -> CfgNode:
+    """Validate and freeze a configuration."""
     if cfg.TEST.MISS.lower() in COMPLETE:
         cfg.TEST.MISS = "nothing"
     validate(cfg)
@@ -59,47 +79,101 @@ def load_config(config_file: str | Path | None = None, overrides: Sequence[str] 
     return cfg
 
 
-def _read_yaml(path: Path) -> list[tuple[str, Any]]:
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """The words of a command line as (key, value)."""
+    for word in words[::2]:
+        key, equals, value = word.partition("=")
+        if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", key):
+            right = f"{key} {shlex.quote(value)}"
+            raise ConfigError(f"write {_shorten(right)}, not {_shorten(word)}: a setting is two words")
+    if len(words) % 2:
+        raise ConfigError(f"the command line needs KEY VALUE pairs, but {show(words[-1])} stands alone")
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def _shorten(text: str) -> str:
+    """A text for a message, on one line and without quotes of its own."""
+    line = on_one_line(text)
+    return line if len(line) <= 80 else f"{line[:79]}…"
+
+
+def _read_file(path: Path) -> list[tuple[str, Any]]:
+    """The settings of a file as (`SECTION.KEY`, value), each once."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"configuration file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path} cannot be read: {error}") from None
-    try:
-        content = yaml.safe_load(text)
-    except Exception as error:  # for example a ValueError for the date 2024-13-01, a RecursionError for [[[[…
-        where = on_one_line(" ".join(str(error).split()))
-        raise ConfigError(f"configuration file {path} is not valid YAML: {where}") from None
+        content = load_yaml(path)
+    except YamlFileError as fault:
+        raise ConfigError(f"configuration file {path} {fault}") from None
     if content is None:
         return []
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"configuration file {path} must hold sections such as MODEL: and SOLVER:")
-    return list(_flatten_like(get_cfg(), content))
+    settings = list(_flatten_like(get_cfg(), content))
+    seen: set[str] = set()
+    for key, _ in settings:
+        if key in seen:  # MODEL.HEAD in one line, and HEAD in the section MODEL
+            raise ConfigError(f"configuration file {path} has {show(key)} twice; make it one")
+        seen.add(key)
+    return settings
+
+
+def stored_config(text: Any, path: str | Path) -> CfgNode:
+    """The configuration in a checkpoint, free to be changed; keys that the text lacks have their defaults.
+
+    Keys that this version does not know are logged and left out.
+
+    Args:
+        text: what the checkpoint holds under `config`.
+        path: of the checkpoint, for messages.
+    """
+    content = parse_stored(text, path)
+    cfg = get_cfg()
+    known = dict(flatten(cfg))
+    settings = dict(_flatten_like(cfg, content))
+    if unknown := sorted(settings.keys() - known.keys()):
+        logger.warning("%s has settings that this version does not know: %s", path, ", ".join(unknown))
+    for key in settings.keys() & known.keys():
+        _set(cfg, key, settings[key], known, source=f"the configuration in {path}")
+    return cfg
+
+
+def parse_stored(text: Any, path: str | Path) -> dict[str, Any]:
+    """The text of a configuration in a checkpoint as sections."""
+    try:
+        content = parse_yaml(text) if isinstance(text, str) else None
+    except YamlFileError:
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"checkpoint {path} is damaged: its configuration cannot be read")
+    return content
 
 
 def _flatten_like(known: CfgNode, content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of a file as (`SECTION.KEY`, value); only known sections are entered.
-
-    With aliases, a short YAML file can spell sections that are nested without end.
-    """
+    """The settings of a file as (`SECTION.KEY`, value); only known sections are entered."""
     for key, value in content.items():
-        if isinstance(value, Mapping) and isinstance(known.get(key), CfgNode):
+        is_section = isinstance(known.get(key), CfgNode)
+        if is_section and isinstance(value, Mapping):
             yield from _flatten_like(known[key], value, f"{prefix}{key}.")
-        else:
+        elif not (is_section and value is None):  # a section whose settings are all comments
             yield f"{prefix}{key}", value
 
 
-def _set(cfg: CfgNode, key: str, value: Any, *, source: str) -> None:
+def _set(cfg: CfgNode, key: str, value: Any, defaults: Mapping[str, Any], *, source: str) -> None:
     """Set one existing key to a value of its type."""
-    known = dict(flatten(cfg))
-    if key not in known:
-        raise ConfigError(f"{source}: unknown key {show(key)}; {_nearest(key, known)}")
+    if isinstance(cfg.get(key), CfgNode):
+        raise ConfigError(
+            f"{source}: {key} is a section; name one of its keys, such as {_first_of(key, defaults)}"
+        )
+    if key not in defaults:
+        raise ConfigError(f"{source}: unknown key {show(key)}; {_nearest(key, defaults)}")
     section, _, name = key.rpartition(".")
     node = cfg
     for part in filter(None, section.split(".")):
         node = node[part]
-    node[name] = _coerce(key, value, known[key], source)
+    node[name] = _coerce(key, value, defaults[key], source)
+
+
+def _first_of(section: str, known: Mapping[str, Any]) -> str:
+    return next(key for key in known if key.startswith(f"{section}."))
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
@@ -109,7 +183,8 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
     matches = difflib.get_close_matches(key.upper(), list(known), n=3, cutoff=0.7)
     matches += [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=3, cutoff=0.6)]
     if not matches:
-        return f"the sections are {', '.join(sorted({name.partition('.')[0] for name in known}))}"
+        sections = sorted({name.partition(".")[0] for name in known if "." in name})
+        return f"the sections are {', '.join(sections)}, and docs/configuration.md lists their keys"
     return f"did you mean {' or '.join(list(dict.fromkeys(matches))[:3])}?"
 
 
@@ -123,33 +198,58 @@ def _coerce(key: str, value: Any, default: Any, source: str) -> Any:
         source: for the message.
     """
     wanted = type(default)
-    if isinstance(value, str) and wanted is not str:
+    if isinstance(value, str) and wanted not in (str, bool):
         value = _parse_literal(value)
-    is_number = _is_number(value)
     for number in value if isinstance(value, (list, tuple)) else [value]:
         if _is_number(number) and not _fits(number):
             raise ConfigError(
                 f"{source}: {key} takes finite numbers, whole ones up to {LARGEST}, not {show(number)}"
             )
-    if wanted is str and isinstance(value, str):
-        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
-            raise ConfigError(f"{source}: {key} must be one line of printable text, not {show(value)}")
-        # DeMo writes NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes.
-        quoted = re.fullmatch(r"""\(\s*(?:'([^']*)'|"([^"]*)")\s*,?\s*\)""", value)
-        return (quoted[1] or quoted[2] or "") if quoted else value
-    if wanted is str and isinstance(value, bool) and default in ("yes", "no", "on", "off"):
-        # YAML reads an unquoted yes, no, on and off as true and false.
-        return ("off", "on")[value] if default in ("on", "off") else ("no", "yes")[value]
-    if wanted is str and is_number:
-        return str(value)
-    if wanted is float and is_number:
+    if wanted is str and isinstance(value, (str, bool, int, float)):
+        return _coerce_text(key, value, default, source)
+    if wanted is bool and (meant := _switch(value)) is not None:
+        return meant
+    if wanted is float and _is_number(value):
         return float(value)
     if isinstance(default, (list, tuple)) and isinstance(value, (list, tuple)):
         if all(_is_number(number) for number in value):
             return wanted(value)
     elif type(value) is wanted:
         return value
-    raise ConfigError(f"{source}: {key} takes {KINDS[wanted]} such as {default!r}, not {show(value)}")
+    raise ConfigError(f"{source}: {key} takes {_wanted(key, default)}, not {show(value)}")
+
+
+def _coerce_text(key: str, value: str | float, default: str, source: str) -> str:
+    """The text that a value stands for as the setting of a key that holds a text."""
+    spellings = next((pair for pair in PAIRS if default in pair), None)
+    if spellings and (meant := _switch(value)) is not None:
+        return spellings[meant]
+    if isinstance(value, bool):
+        raise ConfigError(
+            f"{source}: {key} takes {_wanted(key, default)}, not {value}; put a text that YAML reads as a "
+            "switch in quotes"
+        )
+    if not isinstance(value, str):
+        return str(value)
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in value):
+        raise ConfigError(f"{source}: {key} must be one line of printable text, not {show(value)}")
+    # DeMo writes NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes.
+    quoted = re.fullmatch(r"""\(\s*(?:'([^']*)'|"([^"]*)")\s*,?\s*\)""", value)
+    return (quoted[1] or quoted[2] or "") if quoted else value
+
+
+def _switch(value: Any) -> bool | None:
+    """What a value means as a switch; None if it is no spelling of one."""
+    return SWITCHES.get(str(value).strip().lower()) if isinstance(value, (str, bool, int)) else None
+
+
+def _wanted(key: str, default: Any) -> str:
+    """What a key takes, for a message."""
+    if key in ALLOWED:
+        return f"one of {', '.join(map(str, ALLOWED[key]))}"
+    example = list(default) if isinstance(default, tuple) else default
+    has_example = not isinstance(default, bool) and default not in ("", [])
+    return KINDS[type(default)] + (f" such as {example!r}" if has_example else "")
 
 
 def _is_number(value: Any) -> bool:

@@ -120,18 +120,32 @@ NO_EFFECT = (
 
 _abbreviate = reprlib.Repr()
 _abbreviate.maxstring = _abbreviate.maxother = 80
+_abbreviate.maxlevel = 2
 
+LARGEST_SIDE = 4096
+"""Pixels on the side of an image."""
+MOST_PATCHES = 10_000
+"""Patches of an image: what attention takes grows with their square."""
 
 Check = tuple[Callable[[Any], bool], str]
+
+
+def between(lowest: int, highest: int) -> Check:
+    """A check for a range with both ends."""
+    return lambda v: lowest <= v <= highest, f"between {lowest} and {highest}"
+
+
 POSITIVE: Check = (lambda v: 0 < v < float("inf"), "above 0")
 NOT_NEGATIVE: Check = (lambda v: 0 <= v < float("inf"), "0 or more")
 RATIO: Check = (lambda v: 0 < v <= 1, "above 0 and at most 1")
 PROBABILITY: Check = (lambda v: 0 <= v <= 1, "between 0 and 1")
 DROPOUT: Check = (lambda v: 0 <= v < 1, "0 or more and below 1")
 SIZE: Check = (
-    lambda v: len(v) == 2 and all(isinstance(n, int) and n > 0 for n in v),
-    "two whole numbers above 0",
+    lambda v: len(v) == 2 and all(isinstance(n, int) and 0 < n <= LARGEST_SIDE for n in v),
+    f"two whole numbers between 1 and {LARGEST_SIDE}",
 )
+BATCH = between(1, 4096)
+EPOCHS = between(1, 100_000)
 PER_CHANNEL: Check = (lambda v: len(v) == 3, "three numbers, one per channel")
 RANGES: dict[str, Check] = {
     "MODEL.DEVICE_ID": (lambda v: re.fullmatch("[0-9]{1,4}", v) is not None, "one number, such as 0"),
@@ -140,7 +154,7 @@ RANGES: dict[str, Check] = {
     "MODEL.DROP_OUT": DROPOUT,
     "MODEL.ATT_DROP_RATE": DROPOUT,
     "MODEL.SIE_COE": NOT_NEGATIVE,
-    "MODEL.HEAD": POSITIVE,
+    "MODEL.HEAD": between(1, 1024),
     "MODEL.ID_LOSS_WEIGHT": NOT_NEGATIVE,
     "MODEL.TRIPLET_LOSS_WEIGHT": NOT_NEGATIVE,
     "MODEL.SDTPS_SPARSE_RATIO": RATIO,
@@ -153,7 +167,7 @@ RANGES: dict[str, Check] = {
         "ascending numbers of blocks, counted from 1, such as [3, 6, 9]",
     ),
     "MODEL.SLIM_KEEP": RATIO,
-    "MODEL.SLIM_WARMUP_EPOCHS": NOT_NEGATIVE,
+    "MODEL.SLIM_WARMUP_EPOCHS": between(0, 100_000),
     "MODEL.SLIM_GUMBEL_TAU": POSITIVE,
     "INPUT.SIZE_TRAIN": SIZE,
     "INPUT.SIZE_TEST": SIZE,
@@ -162,11 +176,11 @@ RANGES: dict[str, Check] = {
     "INPUT.PADDING": NOT_NEGATIVE,
     "INPUT.PIXEL_MEAN": PER_CHANNEL,
     "INPUT.PIXEL_STD": (lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0"),
-    "DATASETS.VAL_IDS": (lambda v: v == 0 or v >= 2, "0, or 2 or more, since one alone is always found"),
-    "DATALOADER.NUM_WORKERS": NOT_NEGATIVE,
-    "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more, since the triplet loss needs pairs"),
-    "SOLVER.MAX_EPOCHS": POSITIVE,
-    "SOLVER.IMS_PER_BATCH": POSITIVE,
+    "DATASETS.VAL_IDS": (lambda v: v == 0 or v >= 2, "0, or at least 2 (one identity alone is always found)"),
+    "DATALOADER.NUM_WORKERS": between(0, 256),
+    "DATALOADER.NUM_INSTANCE": (lambda v: v >= 2, "2 or more (the triplet loss needs pairs)"),
+    "SOLVER.MAX_EPOCHS": EPOCHS,
+    "SOLVER.IMS_PER_BATCH": BATCH,
     "SOLVER.BASE_LR": POSITIVE,
     "SOLVER.BACKBONE_LR": NOT_NEGATIVE,
     "SOLVER.BIAS_LR_FACTOR": POSITIVE,
@@ -180,7 +194,7 @@ RANGES: dict[str, Check] = {
     "SOLVER.CHECKPOINT_PERIOD": NOT_NEGATIVE,
     "SOLVER.LOG_PERIOD": POSITIVE,
     "SOLVER.EVAL_PERIOD": POSITIVE,
-    "TEST.IMS_PER_BATCH": POSITIVE,
+    "TEST.IMS_PER_BATCH": BATCH,
 }
 
 
@@ -247,32 +261,52 @@ def _validate_combinations(cfg: CfgNode) -> None:
     if cfg.MODEL.ATM and not cfg.MODEL.HDM:
         raise ConfigError("MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off")
     if cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS:
-        raise ConfigError("MODEL.SDTPS_USE_GUMBEL has no effect without MODEL.USE_SDTPS; turn that on too")
-    if list(cfg.INPUT.SIZE_TRAIN) != list(cfg.INPUT.SIZE_TEST):
-        raise ConfigError(
-            f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be "
-            "equal, since the position embeddings have one grid"
-        )
-    if patch := patch_size(cfg.MODEL.TRANSFORMER_TYPE):
-        if min(cfg.INPUT.SIZE_TRAIN) < patch:
-            raise ConfigError(
-                f"INPUT.SIZE_TRAIN {cfg.INPUT.SIZE_TRAIN} is smaller than one patch of {patch} pixels"
-            )
-        if max(cfg.MODEL.STRIDE_SIZE) > patch:
-            raise ConfigError(
-                f"MODEL.STRIDE_SIZE {cfg.MODEL.STRIDE_SIZE} is larger than the patch of {patch} pixels and "
-                "would skip pixels"
-            )
+        raise ConfigError("MODEL.SDTPS_USE_GUMBEL needs MODEL.USE_SDTPS; turn both on, or both off")
+    _validate_sizes(cfg)
     batch, instances = cfg.SOLVER.IMS_PER_BATCH, cfg.DATALOADER.NUM_INSTANCE
     if batch % instances or batch == instances:
         raise ConfigError(
-            f"SOLVER.IMS_PER_BATCH ({batch}) must be DATALOADER.NUM_INSTANCE ({instances}) times at least 2 "
-            "identities"
+            f"SOLVER.IMS_PER_BATCH ({batch}) must be a multiple of DATALOADER.NUM_INSTANCE ({instances}), "
+            "and at least twice that, since a batch holds whole identities and two or more of them"
         )
     if cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS:
         raise ConfigError(
             f"SOLVER.WARMUP_ITERS ({cfg.SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
-            f"({cfg.SOLVER.MAX_EPOCHS})"
+            f"({cfg.SOLVER.MAX_EPOCHS}); lower it, or set it to 0 for no warm-up"
         )
-    if not cfg.OUTPUT_DIR:
+    if not cfg.OUTPUT_DIR.strip():
         raise ConfigError("OUTPUT_DIR is empty; name a folder for the run")
+
+
+def _validate_sizes(cfg: CfgNode) -> None:
+    """Refuse images, patches and strides that do not fit one another."""
+    size, stride = cfg.INPUT.SIZE_TRAIN, cfg.MODEL.STRIDE_SIZE
+    if list(size) != list(cfg.INPUT.SIZE_TEST):
+        raise ConfigError(
+            f"INPUT.SIZE_TRAIN {size} and INPUT.SIZE_TEST {cfg.INPUT.SIZE_TEST} must be equal, since the "
+            "position embeddings have one grid"
+        )
+    patch = patch_size(cfg.MODEL.TRANSFORMER_TYPE)
+    if patch and min(size) < patch:
+        raise ConfigError(
+            f"INPUT.SIZE_TRAIN {size} is smaller than one patch of {patch} pixels; make INPUT.SIZE_TRAIN and "
+            "INPUT.SIZE_TEST larger"
+        )
+    if patch and max(stride) > patch:
+        raise ConfigError(
+            f"MODEL.STRIDE_SIZE {stride} is larger than the patch of {patch} pixels and would skip pixels; "
+            f"[{patch}, {patch}] is the largest"
+        )
+    # Without a patch size in the name, patches are taken not to overlap.
+    rows, columns = ((side - (patch or step)) // step + 1 for side, step in zip(size, stride, strict=True))
+    if rows * columns > MOST_PATCHES:
+        raise ConfigError(
+            f"INPUT.SIZE_TRAIN {size} with MODEL.STRIDE_SIZE {stride} makes {rows * columns} patches; at "
+            f"most {MOST_PATCHES} can be used, so make the images smaller or the stride larger"
+        )
+    padding = cfg.INPUT.PADDING
+    if padding >= min(size):
+        raise ConfigError(
+            f"INPUT.PADDING ({padding}) must be smaller than both sides of INPUT.SIZE_TRAIN {size}, or a "
+            "crop could miss the image"
+        )

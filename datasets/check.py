@@ -12,7 +12,8 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of, strip_fault
-from structures import ImageRecord, on_one_line
+from datasets.pixels import PIXEL_FORMATS, convert_to, is_turned, make_upright
+from structures import ImageRecord, Modality, on_one_line
 
 PROBLEM_KINDS = {
     "folder": "folders that are missing, empty or cannot be read",
@@ -20,7 +21,7 @@ PROBLEM_KINDS = {
     "unpaired": "files without a partner in another modality",
     "mask": "masks that are missing, or belong to no image",
     "identity": "identities in training and test, or files in the folder of another identity",
-    "unreadable": "entries that are no files, or that may not be read",
+    "unreadable": "entries that are no files, may not be read, or have a pixel format that is not supported",
     "empty": "files without content",
     "non-image": "files that are neither JPEG nor PNG",
     "truncated": "images that begin well and cannot be decoded to the end",
@@ -29,7 +30,8 @@ PROBLEM_KINDS = {
 }
 """What `Problem.kind` may be, in the order of reports."""
 
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_PNG_DEPTH = 24  # where a PNG file says how many bits a channel has
 _COPIES_SHOWN = 5
 
 
@@ -39,12 +41,16 @@ class CheckedFile:
 
     Attributes:
         digest: of the content; empty if there is none.
-        size: height and width; None if the file cannot be decoded.
+        size: height and width of the upright image; None if the file cannot be decoded.
+        pixels: the pixel format in words, such as "8-bit grey"; empty if the file cannot be decoded.
+        turned: whether an EXIF flag says that the image has to be turned or mirrored.
         problem: kind and predicate of a sentence on it, if the file cannot be decoded.
     """
 
     digest: bytes = b""
     size: tuple[int, int] | None = None
+    pixels: str = ""
+    turned: bool = False
     problem: tuple[str, str] | None = None
 
 
@@ -65,17 +71,41 @@ def check_file(path: Path) -> CheckedFile:
     try:
         with open_image(io.BytesIO(content)) as image:
             image.load()
-            return CheckedFile(digest, (image.height, image.width))
+            return _describe(image, content, digest)
     except Image.DecompressionBombError as error:
         problem = ("wrong-size", f"is too large to be decoded ({error})")
     except UnidentifiedImageError:
-        if content.startswith(_SIGNATURES):
+        if content.startswith((_JPEG, _PNG)):
             problem = ("truncated", "ends within its header, or that is damaged")
         else:
             problem = ("non-image", f"is no {' or '.join(IMAGE_FORMATS)} image")
     except Exception as error:  # what a broken file raises differs from decoder to decoder
         problem = ("truncated", f"cannot be decoded to the end ({reason_of(error)})")
     return CheckedFile(digest, problem=problem)
+
+
+def _describe(image: Image.Image, content: bytes, digest: bytes) -> CheckedFile:
+    """What is known of an image that can be decoded."""
+    upright = make_upright(image)
+    try:
+        convert_to(upright, "RGB")
+    except ValueError as error:
+        return CheckedFile(digest, problem=("unreadable", f"cannot be used: {error}"))
+    pixels = PIXEL_FORMATS[image.mode]
+    if content.startswith(_PNG) and content[_PNG_DEPTH] == 16:
+        pixels = pixels.replace("8-bit", "16-bit")  # Pillow shortens 16-bit colour while it decodes
+    return CheckedFile(digest, (upright.height, upright.width), pixels, is_turned(image))
+
+
+def count_pixel_formats(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[str, dict[str, int]]:
+    """By modality and for masks, how many files have which pixel format; strips count as all modalities."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for record in scan.records:
+        paths = {modality.value: record.paths.of(modality) for modality in Modality}
+        for kind, path in {**paths, "masks": record.mask_path}.items():
+            if path in checked and checked[path].pixels:
+                counts[kind][checked[path].pixels] += 1
+    return {kind: dict(found.most_common()) for kind, found in counts.items()}
 
 
 def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -> list[Problem]:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, get_worker_info
 from typing_extensions import NamedTuple
 
 from datasets.cache import RamCache
+from datasets.pixels import convert_to, make_upright
 from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
 
 IMAGE_FORMATS = ("JPEG", "PNG")
@@ -95,6 +96,8 @@ class Splits(NamedTuple):
         """A table of identities, triples and cameras per split."""
         lines = [f"{'split':<8}{'ids':>8}{'triples':>10}{'cameras':>10}"]
         for name, records in self._asdict().items():
+            if not records:  # the training split, where only the test split is read
+                continue
             ids = {record.person_id for record in records}
             cameras = {record.camera_id for record in records}
             lines.append(f"{name:<8}{len(ids):>8}{len(records):>10}{len(cameras):>10}")
@@ -318,7 +321,7 @@ def _seed_of(seed: int, key: SampleKey) -> int:
 
 
 def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
-    """The images of a record, in colour; None for a modality that the data set does not have.
+    """The images of a record, in colour and upright; None for a modality that the data set does not have.
 
     Raises:
         UnreadableImageError: a file cannot be read, or is not the strip that it should be.
@@ -363,7 +366,7 @@ def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
     try:
         with open_image(path) as image:
             image.load()  # decodes the whole file, so that a truncated one fails here
-            return image if image.mode == mode else image.convert(mode)
+            return convert_to(make_upright(image), mode)
     except Exception as error:  # what a broken file raises differs from decoder to decoder
         name, reason = on_one_line(path), reason_of(error)
         raise UnreadableImageError(

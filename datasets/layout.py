@@ -35,11 +35,13 @@ class Search:
 
     Attributes:
         folder: of the data set.
+        test_only: leave the training split out.
         problems: what was found so far.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, test_only: bool = False) -> None:
         self.folder = folder
+        self.test_only = test_only
         self.problems: list[Problem] = []
 
     def note(self, kind: str, path: Path, what: str, subject: str = "") -> None:
@@ -56,7 +58,7 @@ class Search:
         gallery: str,
         digits: int,
     ) -> Scan:
-        """Read each split once and see that no identity is in training and test.
+        """Read each split once and see that no identity is in training and test; see also `test_only`.
 
         Args:
             read: from the folder of a split to its records, with the identities on disk.
@@ -65,7 +67,8 @@ class Search:
             gallery: folder of the gallery.
             digits: with which an identity is written in messages.
         """
-        found = {name: tuple(read(self.folder / name)) for name in dict.fromkeys((train, query, gallery))}
+        wanted = dict.fromkeys((query, gallery) if self.test_only else (train, query, gallery))
+        found = {train: (), **{name: tuple(read(self.folder / name)) for name in wanted}}
         trained = {record.person_id for record in found[train]}
         for name in dict.fromkeys((query, gallery)):
             for person_id in sorted(trained & {record.person_id for record in found[name]}):
@@ -191,7 +194,8 @@ def to_splits(scan: Scan, layout: str) -> Splits:
 
 
 def _report(scan: Scan, layout: str) -> str:
-    lines = [f"{len(scan.problems)} problem(s) with the data set in {on_one_line(scan.folder)}:"]
+    count = f"{len(scan.problems)} problem{'s' * (len(scan.problems) > 1)}"
+    lines = [f"{count} with the data set in {on_one_line(scan.folder)}:"]
     lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
     if len(scan.problems) > _PROBLEMS_SHOWN:
         lines.append(f"  and {len(scan.problems) - _PROBLEMS_SHOWN} more")

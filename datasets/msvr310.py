@@ -20,7 +20,7 @@ _IMAGE_NAME = re.compile(
 )
 
 
-def read_msvr310(folder: Path) -> Splits:
+def read_msvr310(folder: Path, *, test_only: bool = False) -> Splits:
     """Read the records of MSVR310, or of any data set in its layout.
 
     Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
@@ -29,14 +29,15 @@ def read_msvr310(folder: Path) -> Splits:
 
     Args:
         folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
+        test_only: leave the training split out; its folder need not exist.
 
     Raises:
         DatasetError: `scan_msvr310` finds a problem. One error for all of them.
     """
-    return to_splits(scan_msvr310(folder), _LAYOUT)
+    return to_splits(scan_msvr310(folder, test_only=test_only), _LAYOUT)
 
 
-def scan_msvr310(folder: Path) -> Scan:
+def scan_msvr310(folder: Path, *, test_only: bool = False) -> Scan:
     """List the records of a folder in the layout of MSVR310, and all that is wrong with it.
 
     Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
@@ -45,8 +46,9 @@ def scan_msvr310(folder: Path) -> Scan:
 
     Args:
         folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
+        test_only: leave the training split out; its folder need not exist.
     """
-    search = Search(folder)
+    search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         records = []

@@ -19,7 +19,7 @@ _LAYOUT = (
 _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{1,6}})_c(?P<camera>[0-9]{{1,6}})(?![0-9])\w*{IMAGE_ENDING}")
 
 
-def read_rgbnt100(folder: Path) -> Splits:
+def read_rgbnt100(folder: Path, *, test_only: bool = False) -> Splits:
     """Read the records of RGBNT100, or of any data set in its layout.
 
     Files are sorted by name. Training identities are relabelled from 0 in the order of their numbers on disk;
@@ -27,14 +27,15 @@ def read_rgbnt100(folder: Path) -> Splits:
 
     Args:
         folder: holds `rgbir/{bounding_box_train,query,bounding_box_test}/`.
+        test_only: leave the training split out; its folder need not exist.
 
     Raises:
         DatasetError: `scan_rgbnt100` finds a problem. One error for all of them.
     """
-    return to_splits(scan_rgbnt100(folder), _LAYOUT)
+    return to_splits(scan_rgbnt100(folder, test_only=test_only), _LAYOUT)
 
 
-def scan_rgbnt100(folder: Path) -> Scan:
+def scan_rgbnt100(folder: Path, *, test_only: bool = False) -> Scan:
     """List the records of a folder in the layout of RGBNT100, and all that is wrong with it.
 
     Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
@@ -42,8 +43,9 @@ def scan_rgbnt100(folder: Path) -> Scan:
 
     Args:
         folder: holds `rgbir/{bounding_box_train,query,bounding_box_test}/`.
+        test_only: leave the training split out; its folder need not exist.
     """
-    search = Search(folder)
+    search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         strips = [split / name for name in search.list_files(split)]

@@ -21,7 +21,7 @@ _LAYOUT = (
 _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{6}})_cam(?P<camera>[1-9])_\w+{IMAGE_ENDING}")
 
 
-def read_rgbnt201(folder: Path) -> Splits:
+def read_rgbnt201(folder: Path, *, test_only: bool = False) -> Splits:
     """Read the records of RGBNT201, or of any data set in its layout.
 
     Files are sorted by name and paired by name. Training identities are relabelled from 0 in the order of
@@ -30,14 +30,15 @@ def read_rgbnt201(folder: Path) -> Splits:
 
     Args:
         folder: holds `{train_171,test}/{RGB,NI,TI}/`.
+        test_only: leave the training split out; its folder need not exist.
 
     Raises:
         DatasetError: `scan_rgbnt201` finds a problem. One error for all of them.
     """
-    return to_splits(scan_rgbnt201(folder), _LAYOUT)
+    return to_splits(scan_rgbnt201(folder, test_only=test_only), _LAYOUT)
 
 
-def scan_rgbnt201(folder: Path) -> Scan:
+def scan_rgbnt201(folder: Path, *, test_only: bool = False) -> Scan:
     """List the records of a folder in the layout of RGBNT201, and all that is wrong with it.
 
     Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
@@ -46,8 +47,9 @@ def scan_rgbnt201(folder: Path) -> Scan:
 
     Args:
         folder: holds `{train_171,test}/{RGB,NI,TI}/`.
+        test_only: leave the training split out; its folder need not exist.
     """
-    search = Search(folder)
+    search = Search(folder, test_only=test_only)
     kinds = PerModality.build(lambda modality: modality.value)
     return search.scan(
         lambda split: search.pair(split, kinds, parse_name, _EXAMPLE, masks=_MASK_FOLDER),

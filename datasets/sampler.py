@@ -60,7 +60,8 @@ class IdentitySampler(Sampler[SampleKey]):
             raise ValueError(f"a batch of {batch_size} cannot be made of {num_instances} images per identity")
         if batch_size % num_processes:
             raise DatasetError(
-                f"SOLVER.IMS_PER_BATCH ({batch_size}) must be a multiple of {num_processes} processes"
+                f"SOLVER.IMS_PER_BATCH ({batch_size}) must be a multiple of the number of processes "
+                f"({num_processes}), which share a batch; change it, or torchrun's --nproc_per_node"
             )
         self._batch_size = batch_size
         self._part_size = batch_size // num_processes
@@ -73,11 +74,13 @@ class IdentitySampler(Sampler[SampleKey]):
         self._keys: list[SampleKey] | None = None  # the order of the current epoch, once it is needed
         ids = np.asarray(person_ids)
         self._rows_of_identity = [np.flatnonzero(ids == person_id) for person_id in np.unique(ids)]
-        if len(self._rows_of_identity) < self._ids_per_batch:
+        num_ids = len(self._rows_of_identity)
+        if num_ids < self._ids_per_batch:
+            remedy = f"set SOLVER.IMS_PER_BATCH to {num_ids * num_instances}"
             raise DatasetError(
-                f"a batch of {batch_size} with {num_instances} images per identity needs "
-                f"{self._ids_per_batch} identities, but there are only {len(self._rows_of_identity)}: "
-                "make the batch smaller or take more images per identity"
+                f"SOLVER.IMS_PER_BATCH {batch_size} with DATALOADER.NUM_INSTANCE {num_instances} needs "
+                f"{self._ids_per_batch} training identities, but there are {num_ids}; "
+                + (remedy if num_ids >= 2 else "training needs 2 or more")
             )
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:

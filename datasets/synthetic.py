@@ -125,12 +125,7 @@ def ensure_synthetic(
     if _is_whole(folder, stamp, spec):
         logger.info("Using the synthetic data set in %s", folder)
         return folder
-    if folder.exists() and not (folder / _STAMP).is_file() and (folder.is_file() or any(folder.iterdir())):
-        raise DatasetError(
-            f"{folder} has no {_STAMP}, so it was not drawn by this project and is left alone; "
-            "move it away or choose another DATASETS.ROOT_DIR"
-        )
-
+    _refuse_foreign(folder, spec)
     root.mkdir(parents=True, exist_ok=True)
     _remove_left_over_scratch(root)
     start = time.perf_counter()
@@ -141,6 +136,7 @@ def ensure_synthetic(
         # A process that drew the same set meanwhile may already read it: its set stays.
         if not _is_whole(folder, stamp, spec):
             if folder.exists():
+                _refuse_foreign(folder, spec)
                 folder.rename(Path(scratch) / "outdated")
             drawn.rename(folder)
     logger.info("Drew %d synthetic triples in %s (%.1f s)", count, folder, time.perf_counter() - start)
@@ -160,19 +156,70 @@ def _is_whole(folder: Path, stamp: dict[str, Any], spec: SyntheticSpec) -> bool:
     try:
         if json.loads((folder / _STAMP).read_text()) != stamp:
             return False
-        return all(
-            len(list((folder / split.folder / kind).glob(f"*{suffix}"))) == split.num_triples(spec)
-            for split in _splits(spec)
-            for kind, suffix in _SUFFIXES.items()
-        )
+        return all((folder / name).is_file() for name in _file_names(spec))
     except (OSError, ValueError):
         return False
+
+
+def _file_names(spec: SyntheticSpec) -> Iterator[str]:
+    """The names of all files that are drawn, from the folder of the data set on."""
+    for split in _splits(spec):
+        for stem in _stems(split, spec):
+            for kind, suffix in _SUFFIXES.items():
+                yield f"{split.folder}/{kind}/{stem}{suffix}"
+
+
+def _stems(split: _Split, spec: SyntheticSpec) -> Iterator[str]:
+    for person_id in split.person_ids:
+        for camera in range(1, spec.cameras + 1):
+            for shot in range(split.shots):
+                yield _stem(person_id, camera, shot)
+
+
+def _stem(person_id: int, camera: int, shot: int) -> str:
+    return f"{person_id:06d}_cam{camera}_0_{shot:02d}"
+
+
+def _refuse_foreign(folder: Path, spec: SyntheticSpec) -> None:
+    """Refuse to draw a set in the place of anything that was not drawn here.
+
+    Args:
+        folder: where the set will be.
+        spec: of the set that will be drawn.
+    """
+    rest = "is left alone; move it away or choose another DATASETS.ROOT_DIR"
+    if folder.is_symlink():
+        raise DatasetError(
+            f"{folder} is a symbolic link to something other than this synthetic data set and {rest}"
+        )
+    if not folder.exists():
+        return
+    if not (folder / _STAMP).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DatasetError(f"{folder} has no {_STAMP}, so it was not drawn by this project and {rest}")
+    drawn = {*_file_names(_stamped_spec(folder) or spec), _STAMP}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or path.relative_to(folder).as_posix() in drawn):
+            raise DatasetError(
+                f"the synthetic data set in {folder} must be drawn anew, but {path} was not drawn by this "
+                f"project and {rest}"
+            )
+
+
+def _stamped_spec(folder: Path) -> SyntheticSpec | None:
+    """What the set in a folder was drawn with; None if its stamp cannot be read."""
+    try:
+        return SyntheticSpec(**json.loads((folder / _STAMP).read_text())["spec"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _remove_left_over_scratch(root: Path) -> None:
     """Remove what a killed process left; the folder of a process that still draws is too young for that."""
     for scratch in root.glob(f"{_SCRATCH_PREFIX}*"):
-        if time.time() - scratch.stat().st_mtime > _SCRATCH_LIFETIME:
+        if scratch.is_symlink() or not scratch.is_dir():
+            continue
+        is_ours = {path.name for path in scratch.iterdir()} <= {"drawn", "outdated"}
+        if is_ours and time.time() - scratch.stat().st_mtime > _SCRATCH_LIFETIME:
             logger.info("Removing %s, left over from an interrupted drawing", scratch)
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -211,7 +258,7 @@ def _draw_split(
                     occluder_share=spec.occluder_share,
                     spoiled_share=spec.spoiled_share,
                 )
-                yield f"{person_id:06d}_cam{number}_0_{shot:02d}", triple
+                yield _stem(person_id, number, shot), triple
 
 
 def _save(triple: Triple, folder: Path, stem: str) -> None:

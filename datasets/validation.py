@@ -58,8 +58,9 @@ def hold_out(splits: Splits, count: int, *, protocol: str, ids_per_batch: int) -
     can_be_scored = sorted(person for person, found in groups.items() if len(found) > 1)
     most = min(len(can_be_scored), len(groups) - ids_per_batch)
     if count > most:
+        most = most if most >= 2 else 0  # one alone is always found
         raise DatasetError(
-            f"DATASETS.VAL_IDS is {count}, but at most {max(most, 0)} identities can be held out: of "
+            f"DATASETS.VAL_IDS is {count}, but at most {most} identities can be held out: of "
             f"{len(groups)} training identities, {len(can_be_scored)} can be found again under the protocol "
             f"{protocol!r}, and {ids_per_batch} must be left for a batch "
             "(SOLVER.IMS_PER_BATCH / DATALOADER.NUM_INSTANCE)"

@@ -23,7 +23,7 @@ _CAMERA = re.compile(_NUMBER_AFTER.format(letter="v"))
 _TIME_OF_DAY = re.compile(_NUMBER_AFTER.format(letter="n"))
 
 
-def read_wmveid863(folder: Path) -> Splits:
+def read_wmveid863(folder: Path, *, test_only: bool = False) -> Splits:
     """Read the records of WMVeID863, or of any data set in its layout.
 
     Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
@@ -32,14 +32,15 @@ def read_wmveid863(folder: Path) -> Splits:
 
     Args:
         folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
+        test_only: leave the training split out; its folder need not exist.
 
     Raises:
         DatasetError: `scan_wmveid863` finds a problem. One error for all of them.
     """
-    return to_splits(scan_wmveid863(folder), _LAYOUT)
+    return to_splits(scan_wmveid863(folder, test_only=test_only), _LAYOUT)
 
 
-def scan_wmveid863(folder: Path) -> Scan:
+def scan_wmveid863(folder: Path, *, test_only: bool = False) -> Scan:
     """List the records of a folder in the layout of WMVeID863, and all that is wrong with it.
 
     Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
@@ -47,8 +48,9 @@ def scan_wmveid863(folder: Path) -> Scan:
 
     Args:
         folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
+        test_only: leave the training split out; its folder need not exist.
     """
-    search = Search(folder)
+    search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         return [

@@ -3,25 +3,54 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+def answer_early(arguments: Callable[[Sequence[str] | None], object]) -> None:
+    """For the first lines of a command: answer --help, mistakes and Ctrl-C before the slow imports are done.
+
+    Args:
+        arguments: parses the command line.
+    """
+    # A command that the shell has started to ignore Ctrl-C, in the background of a script, goes on doing so.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end_interrupted)
+    arguments(None)
+
+
+def restore_interrupt() -> None:
+    """Once everything is imported, Ctrl-C raises KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _end_interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _end_interrupted(_: int, __: FrameType | None) -> None:
+    # An exception would come out of the middle of an import, changed by whoever catches it there.
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: str = "the defaults") -> None:
     """The arguments that all commands take.
 
     Args:
         parser: to add to.
         default: what happens without --config_file, for the help.
+        base: what the settings of the file come after.
     """
     parser.add_argument(
         "--config_file",
         metavar="FILE",
-        help=f"YAML with the settings that differ from the defaults (without it: {default})",
+        type=_file_name,
+        help=f"YAML with the settings that differ from {base} (without it: {default})",
     )
     parser.add_argument(
         "settings",
@@ -29,6 +58,19 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         nargs="*",
         help="settings that override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
     )
+
+
+def output_path(text: str) -> Path:
+    """The name of a file or folder to write; an empty one, as of a variable that is not set, is an error."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
+def _file_name(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty; name a YAML file, or leave the option out")
+    return text
 
 
 def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,11 +94,11 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="go on where the run in OUTPUT_DIR stopped, or from CHECKPOINT of another run",
     )
     parser.add_argument(
-        "--force", action="store_true", help="resume even with settings that alter the result"
+        "--force", action="store_true", help="resume even with settings or images that alter the result"
     )
     args = parser.parse_intermixed_args(_settle_resume(sys.argv[1:] if argv is None else argv))
     args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
-    args.config_file = args.config_file or DEMO_CONFIG
+    args.config_file = DEMO_CONFIG if args.config_file is None else args.config_file
     return args
 
 
@@ -72,15 +114,18 @@ def _settle_resume(argv: Sequence[str]) -> list[str]:
 def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of test_net.py."""
     parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
-    add_config_arguments(parser, "the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument(
-        "--save_features", metavar="FILE", type=Path, help="write the features of the test images as .npz"
+        "--save_features",
+        metavar="FILE",
+        type=output_path,
+        help="write the features of the test images as .npz",
     )
     parser.add_argument(
         "--metrics",
         metavar="FILE",
-        type=Path,
+        type=output_path,
         help="write the numbers as JSON, also by identity and pair of cameras",
     )
     parser.add_argument(
@@ -91,7 +136,7 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--report",
         metavar="DIR",
-        type=Path,
+        type=output_path,
         help="write a folder that shows the results, the ranked lists and the selected patches in a browser",
     )
     return parser.parse_intermixed_args(argv)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from yacs.config import CfgNode
 
@@ -57,8 +59,13 @@ def make_evaluation(
     )
 
 
-def make_train_settings(cfg: CfgNode) -> TrainSettings:
-    """How to train."""
+def make_train_settings(cfg: CfgNode, data: dict[str, Any] | None = None) -> TrainSettings:
+    """How to train.
+
+    Args:
+        cfg: a configuration.
+        data: see `TrainSettings`.
+    """
     return TrainSettings(
         epochs=cfg.SOLVER.MAX_EPOCHS,
         clip_grad=cfg.SOLVER.CLIP_GRAD,
@@ -68,4 +75,5 @@ def make_train_settings(cfg: CfgNode) -> TrainSettings:
         eval_split="validation" if cfg.DATASETS.VAL_IDS else "test",
         checkpoint_period=cfg.SOLVER.CHECKPOINT_PERIOD,
         config=cfg.dump(),
+        data=data or {},
     )

@@ -7,16 +7,29 @@ of triplets, gets the features of all processes, so that the result does not dep
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.interrupt import stop_with_launcher
+from structures import UserError, on_one_line
+
 T = TypeVar("T")
+
+TIME_LIMIT = timedelta(minutes=15)
+"""How long a process waits for the others. While they wait, the first one may read or draw a data set."""
+
+ANSWER_TIME = timedelta(seconds=5)
+"""After that: how long a process has for saying that it is still there."""
+
+_LOST_CONTACT = re.compile(r"timed? ?out|closed by peer|connection reset", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -35,11 +48,24 @@ class World:
 
     @staticmethod
     def from_environment() -> World:
-        """One process, unless torchrun started several."""
+        """One process, unless torchrun or another launcher started several."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        return World(
-            *(int(os.environ.get(name, default)) for name, default in zip(names, "010", strict=True))
-        )
+        given = {name: os.environ[name] for name in names if name in os.environ}
+        if not given:
+            return World()
+        for name, text in given.items():
+            if not text.isdecimal():
+                raise _environment_error(f"{name} is {text!r}, not a number")
+        missing = [name for name in names[:2] if name not in given]
+        if missing:
+            raise _environment_error(f"{next(iter(given))} is set, but {missing[0]} is not")
+        rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])
+        if rank >= size:
+            raise _environment_error(f"RANK ({rank}) must be below WORLD_SIZE ({size})")
+        missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if size > 1 and missing:
+            raise _environment_error(f"WORLD_SIZE is {size}, but {missing[0]} is not set")
+        return World(rank, size, int(given.get("LOCAL_RANK", 0)))
 
     @property
     def is_main(self) -> bool:
@@ -48,14 +74,34 @@ class World:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Connect the processes: nccl between CUDA devices, gloo between CPUs."""
+        """Connect the processes: nccl between CUDA devices, gloo between CPUs.
+
+        None waits longer than `TIME_LIMIT` for another.
+        """
         if self.size == 1:
             yield
             return
+        stop_with_launcher()
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        yield
+        try:
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIME_LIMIT)
+            roll_call = dist.new_group(backend="gloo")  # to find out who does not answer
+        except dist.DistError as error:
+            place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise _environment_error(
+                f"{self.size} processes should meet at {place}, but did not ({on_one_line(str(error))[:200]})"
+            ) from None
+        try:
+            yield
+        except RuntimeError as error:
+            if not _LOST_CONTACT.search(str(error)):
+                raise
+            raise UserError(
+                f"{_find_lost(roll_call)} has ended, or has not answered for "
+                f"{TIME_LIMIT.total_seconds() / 60:g} minutes; see its messages, "
+                "then go on with --resume"
+            ) from error
         dist.destroy_process_group()  # not after an error: it would wait for the others
 
     @contextmanager
@@ -91,6 +137,23 @@ class World:
         if self.size > 1:
             dist.all_reduce(number, dist.ReduceOp.MAX)
         return number
+
+
+def _environment_error(what: str) -> UserError:
+    return UserError(
+        f"the environment speaks of several processes: {what}; start them with torchrun, or unset RANK, "
+        "WORLD_SIZE and LOCAL_RANK to run one"
+    )
+
+
+def _find_lost(roll_call: Any) -> str:
+    """Which rank does not answer, called by all that have noticed; only rank 0 can tell among the others."""
+    try:
+        dist.monitored_barrier(roll_call, timeout=ANSWER_TIME)
+    except RuntimeError as error:
+        found = re.search(r"Rank (\d+) failed to pass", str(error))
+        return f"rank {found[1]}" if found else "rank 0"
+    return "one of the processes"
 
 
 class _GatherBatch(torch.autograd.Function):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from engine.checkpoint import open_checkpoint
+from engine.checkpoint_check import check_model
 from engine.evaluate import Evaluation, raw_pixels
 from engine.results import EvaluationResult, FinalScores, main_scores
 from engine.train import Trainer
@@ -45,6 +46,7 @@ def _load_best(trainer: Trainer) -> tuple[int, float]:
     choice = (0, 0.0)
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
+        check_model(content.get("model"), trainer.model.state_dict())
         trainer.model.load_state_dict(content["model"])
         choice = content["epoch"], content["chosen_mAP"]
     trainer.world.share(trainer.model.state_dict().values())

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the end of an allocation, and the early warning that SLURM can be told to send."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""Ctrl-C, the end of an allocation, the early warning that SLURM can be told to send, a closed terminal."""
+
+ECHO_SECONDS = 2.0
+"""A signal this soon after the first one belongs to it: torchrun passes on what the whole group has got."""
+
+PR_SET_PDEATHSIG = 1
+"""Parameter of Linux's `prctl`, from its sys/prctl.h."""
 
 
 class StopRequested(Exception):  # noqa: N818 - not an error
@@ -38,11 +48,22 @@ def leave_children_alone() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def stop_with_launcher() -> None:
+    """If torchrun has started this process, have the system send it SIGTERM when torchrun dies.
+
+    A signal that torchrun does not handle, such as SIGUSR1, ends torchrun without a word to its processes.
+    Only Linux can be told.
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 class StopSwitch:
     """Remembers that a signal has asked to stop; the run looks at it between two steps."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._since = 0.0
 
     @contextmanager
     def excuse_loader(self) -> Iterator[None]:
@@ -56,14 +77,19 @@ class StopSwitch:
 
     @contextmanager
     def listen(self) -> Iterator[None]:
-        """Listen to `SIGNALS`; a second one of them ends the program at once."""
+        """Listen to `SIGNALS`; a second one, after `ECHO_SECONDS`, ends the program at once.
+
+        A signal that the program was started to ignore, such as SIGHUP by nohup, stays ignored.
+        """
 
         def remember(number: int, _: FrameType | None) -> None:
-            if self.signal is not None:
+            if self.signal is None:
+                self.signal, self._since = signal.Signals(number), time.monotonic()
+            elif time.monotonic() - self._since > ECHO_SECONDS:
                 raise KeyboardInterrupt
-            self.signal = signal.Signals(number)
 
-        before = {number: signal.signal(number, remember) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, remember) for number in heard}
         try:
             yield
         finally:

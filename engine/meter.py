@@ -6,12 +6,14 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from engine.finite import NonFiniteLossError
 from engine.run_state import Progress
 
 
@@ -38,6 +40,21 @@ class Reading:
         return dict(zip(self._names, self._values.tolist(), strict=True))
 
 
+@dataclass(frozen=True)
+class StepNumbers:
+    """What a step gives.
+
+    Attributes:
+        values: the named losses, their sum and the accuracy.
+        gradient_norm: before clipping, on its way to the host.
+        describe_overflow: one sentence for the case that the norm is not finite.
+    """
+
+    values: Mapping[str, float]
+    gradient_norm: Reading
+    describe_overflow: Callable[[], str]
+
+
 class Meter:
     """Keeps account of the steps: sums of the epoch, TensorBoard, and what a log line says.
 
@@ -47,14 +64,24 @@ class Meter:
         board: TensorBoard; None where another process writes.
         lag: how many steps later the gradient norm of a step is asked for. It is known at the end of the
             step; on CUDA, to ask at once would mean to wait until the device has nothing left to do.
+        mixed_precision: steps whose gradients overflow are left out; without it, such a step ends the run.
     """
 
-    def __init__(self, progress: Progress, *, epochs: int, board: SummaryWriter | None, lag: int) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        epochs: int,
+        board: SummaryWriter | None,
+        lag: int,
+        mixed_precision: bool,
+    ) -> None:
         self.progress = progress
         self.epochs = epochs
         self.board = board
         self.lag = lag
-        self._norms: deque[tuple[int, Reading]] = deque()
+        self.mixed_precision = mixed_precision
+        self._steps: deque[tuple[int, StepNumbers]] = deque()
         self._run_start = (time.perf_counter(), progress.step)
 
     def begin_epoch(self, num_steps: int, rates: Mapping[str, float]) -> None:
@@ -64,14 +91,14 @@ class Meter:
         self._num_images = 0
         self._epoch_start = time.perf_counter()
 
-    def book(self, values: Mapping[str, float], gradient_norm: Reading, num_images: int) -> None:
+    def book(self, numbers: StepNumbers, num_images: int) -> None:
         """Take down the step that `progress` has counted last."""
         step = self.progress.step
         self._num_images += num_images
-        self._add(values, step)
+        self._add(numbers.values, step)
         for name, rate in self._rates.items():
             self.scalar("lr/" + re.sub(r"\W+", "_", name), rate, step)
-        self._norms.append((step, gradient_norm))
+        self._steps.append((step, numbers))
         self._settle(keep=self.lag)
 
     def settle(self) -> None:
@@ -79,9 +106,11 @@ class Meter:
         self._settle(keep=0)
 
     def _settle(self, keep: int) -> None:
-        while len(self._norms) > keep:
-            step, reading = self._norms.popleft()
-            norm = reading.wait()["gradient_norm"]
+        while len(self._steps) > keep:
+            step, numbers = self._steps.popleft()
+            norm = numbers.gradient_norm.wait()["gradient_norm"]
+            if not math.isfinite(norm) and not self.mixed_precision:  # the step was taken
+                raise NonFiniteLossError(numbers.describe_overflow())
             # Mixed precision leaves out a step whose gradients overflow, and lowers its scale.
             self._add({"gradient_norm": norm} if math.isfinite(norm) else {"skipped_steps": 1.0}, step)
 
@@ -108,7 +137,7 @@ class Meter:
 
     def details(self) -> str:
         """What a log line tells besides."""
-        known = max(self.progress.steps_in_epoch - len(self._norms), 1)
+        known = max(self.progress.steps_in_epoch - len(self._steps), 1)
         norm = self.progress.sums.get("gradient_norm", math.nan) / known
         rates = " ".join(f"{name} {rate:.2e}" for name, rate in self._rates.items())
         return f"gradient {norm:.2f} lr {rates}"
@@ -118,4 +147,12 @@ class Meter:
         start, first_step = self._run_start
         left = max(self.epochs * self._num_steps - self.progress.step, 0)
         seconds = (time.perf_counter() - start) * left / max(self.progress.step - first_step, 1)
-        return time.strftime("%H:%M:%S", time.gmtime(seconds))
+        return format_duration(seconds)
+
+
+def format_duration(seconds: float) -> str:
+    """Hours, minutes and seconds; days in front of them where there are any: `1d 02:03:04`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{f'{days}d ' if days else ''}{hours:02}:{minutes:02}:{seconds:02}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.checkpoint import describe_choice
 from engine.files import save_json
+from engine.run_state import Progress
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
 from structures import (
@@ -202,34 +203,77 @@ def read_history(weights: str) -> dict[str, Any]:
     """How a checkpoint was chosen, and the metrics.json of the run that it lies in, if there is one."""
     choice = {"choice": describe_choice(Path(weights))}
     path = Path(weights).parent / "metrics.json"
-    try:
-        content = json.loads(path.read_text())
-        return {**choice, "epochs": content["epochs"], "summary": content["summary"]}
-    except FileNotFoundError:
+    if not path.exists():
         return choice
-    except (OSError, ValueError, KeyError, TypeError):
+    try:
+        content = json.loads(path.read_text()) if path.is_file() else None
+        return {**choice, **_checked_history(content)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         logger.warning("%s is not the metrics.json of a finished run; training is not shown", path)
         return choice
+
+
+def _checked_history(content: Any) -> dict[str, Any]:
+    """`epochs` and `summary` of a metrics.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: they are not what `write_metrics` writes.
+    """
+    epochs, summary = content["epochs"], content["summary"]
+    if not isinstance(epochs, list) or not isinstance(summary, dict):
+        raise TypeError("epochs must be a list, and summary must have names")
+    for epoch in epochs:
+        _check_numbers({name: epoch[name] for name in ("epoch", "loss", "accuracy")})
+        for split in BEST_ON.keys() & epoch.keys():
+            _check_scores(epoch[split])
+    for found in summary.values():
+        _check_scores(found)
+    return {"epochs": epochs, "summary": summary}
+
+
+def _check_scores(found: Mapping[str, Any]) -> None:
+    """Refuse anything but what `EvaluationResult.as_dict` gives."""
+    scores = main_scores(found)
+    _check_numbers({**scores, "mAP": scores["mAP"], "rank_1": scores["rank_1"]})
+
+
+def _check_numbers(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} must be a number, not {value!r}")
 
 
 def write_metrics(
     folder: Path,
     *,
-    epochs: Sequence[Mapping[str, Any]],
+    progress: Progress,
     scores: FinalScores,
     cost: Cost,
+    remark: str = "",
 ) -> None:
-    """Log the last and the best epoch and the cost, and write all to metrics.json behind the epochs."""
+    """Log the last and the best epoch and the cost, and write all to metrics.json behind the epochs.
+
+    Args:
+        folder: the run folder.
+        progress: of the run, finished.
+        scores: on the test split.
+        cost: of the model.
+        remark: what the reader of the table must know of the run, if anything.
+    """
     choice = {"epoch": scores.best_epoch, f"{scores.chosen_on}_mAP": scores.chosen_by}
     summary = {
-        LAST_EPOCH: {**scores.last.as_dict(), "epoch": epochs[-1]["epoch"]},
+        LAST_EPOCH: {**scores.last.as_dict(), "epoch": progress.epochs[-1]["epoch"]},
         scores.best_name: {**scores.best, **choice},
         **{name: control.as_dict() for name, control in scores.controls.items()},
     }
-    content = {"epochs": epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
-    save_json(folder / "metrics.json", {**content, "cost": cost.as_dict()})
+    content = {"epochs": progress.epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
+    content |= {"cost": cost.as_dict(), "environments": progress.environments}
+    start = {"initial_weights": progress.initial_weights, "initial_sha256": progress.initial_sha256}
+    save_json(folder / "metrics.json", {**content, **start})
     rows = {scores.best_name: main_scores(scores.best)}
     rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
     table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"
     logger.info("%s, all files in %s\n%s", LAST_EPOCH, folder, table)
+    if remark:
+        logger.warning(remark)
     logger.info("cost\n%s", cost.table())

@@ -1,25 +1,43 @@
-"""The run folder: made, locked, and cleared of an earlier run when the new one is ready."""
+"""The run folder: made, locked, and cleared of an earlier run when the new one is ready.
+
+A run keeps a list of the files that it wrote. Nothing else in its folder is ever removed or replaced.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import json
 import logging
-import shutil
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from engine.distributed import World
-from engine.files import save_text
+from engine.files import TEMPORARY, check_destination, check_regular, save_json, save_text, take_lock
 from engine.runtime import describe_software, setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)
 
-RUN_FILES = ("metrics.json", "last.pth", "best.pth", "tensorboard", "report")
-"""What a run that has begun leaves in its folder, besides epoch_<n>.pth, config.yml and log.txt."""
+LIST = ".run_files.json"
+"""In each run folder: the files that the run wrote, or is about to write, but for the log and the lock."""
+MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml")
+"""What every run writes."""
+BOARD = "tensorboard"
+EVALUATION_BOARD = f"{BOARD}/evaluation"
+_RUN_FILE = (
+    r"last\.pth|best\.pth|metrics\.json|config\.yml|epoch_\d+\.pth"
+    rf"|({BOARD}|{EVALUATION_BOARD})/events\.out\.tfevents\.[^/]+"
+)
+"""What a list may name; anything else in it is not believed."""
 
-_locks: dict[Path, IO[str]] = {}
+_locks: dict[Path, IO[bytes]] = {}
 """Lock files of the run folders of this process, open as long as it lives."""
+# A loader process that outlives this one for a moment must not hold its locks.
+os.register_at_fork(after_in_child=_locks.clear)
 
 
 def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
@@ -35,22 +53,22 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
     if not World.from_environment().is_main:
         setup_log()
         return
-    earlier = _earlier_run(folder)
-    if earlier and not (overwrite or resume):
-        raise UserError(
-            f"{folder} already holds a run ({earlier[0].name}); add --resume to go on with it, "
-            "--overwrite to replace it, or choose another OUTPUT_DIR"
-        )
     try:
+        earlier = _earlier_run(folder)
+        if earlier and not (overwrite or resume):
+            raise UserError(
+                f"{folder} already holds a run ({earlier[0]}); add --resume to go on with it, "
+                "--overwrite to replace it, or choose another OUTPUT_DIR"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
-        for half_written in folder.glob(".*.tmp"):
-            if half_written.is_file():  # an interrupted report leaves a folder, which the next report clears
-                half_written.unlink()
+        _check_files(folder, resume=resume)
+        _remove_half_written(folder)
+        check_regular(folder / "log.txt")
         setup_log(folder / "log.txt")
-        logger.info("run folder %s, %s", folder, describe_software())
     except OSError as error:
         raise UserError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+    logger.info("run folder %s, %s", folder, describe_software())
 
 
 def _lock(folder: Path) -> None:
@@ -58,34 +76,138 @@ def _lock(folder: Path) -> None:
     place = folder.resolve()
     if place in _locks:
         return
-    file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{folder} is in use by another run; wait for it, or choose another OUTPUT_DIR"
-        ) from None
+    file = take_lock(folder / ".lock")
+    if file is None:
+        raise UserError(f"{folder} is in use by another run; wait for it, or choose another OUTPUT_DIR")
     _locks[place] = file
 
 
-def _earlier_run(folder: Path) -> list[Path]:
-    """The files that a run has left in the folder."""
-    return [path for name in (*RUN_FILES, "epoch_*.pth") for path in sorted(folder.glob(name))]
+def _earlier_run(folder: Path) -> list[str]:
+    """The names of the files of a run that has begun; a configuration alone is no run yet."""
+    listed = {*(_read_list(folder) or ()), *MAIN_FILES} - {"config.yml"}
+    return sorted(name for name in listed if _is_there(folder / name))
 
 
-def reset_run_folder(folder: Path, config: str, *, keep: bool) -> None:
-    """Now that everything is ready: remove what an earlier run has left, and nothing else; save the settings.
+def _is_there(path: Path) -> bool:
+    """Whether there is anything under this name, also a link to nowhere."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _read_list(folder: Path) -> set[str] | None:
+    """The files that the run in a folder has written; None if it kept no list, as before version 2."""
+    path = folder / LIST
+    try:
+        names = json.loads(path.read_text())["files"] if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(names, list):
+        return None
+    return {name for name in names if isinstance(name, str) and re.fullmatch(_RUN_FILE, name)}
+
+
+def list_run_files(folder: Path, names: Iterable[str]) -> None:
+    """Add files to the list of a run, before they are written."""
+    known = _read_list(folder)
+    wanted = {*(known or ()), *names}
+    if wanted != known:
+        save_json(folder / LIST, {"files": sorted(wanted)})
+
+
+@contextmanager
+def list_new_events(folder: Path) -> Iterator[None]:
+    """Add the event files that TensorBoard makes in this block to the list of the run in `folder`."""
+    before = set((folder / BOARD).rglob("*"))
+    yield
+    new = set((folder / BOARD).rglob("*")) - before
+    list_run_files(folder, [path.relative_to(folder).as_posix() for path in new if path.is_file()])
+
+
+def check_outputs(*outputs: tuple[Path | None, str]) -> None:
+    """Refuse places where the results of an evaluation cannot be written, before it starts.
+
+    Args:
+        outputs: files that will be written, if they are named, and the ending of those that each may replace.
+    """
+    wanted = [(path, ending) for path, ending in outputs if path is not None]
+    for path, ending in wanted:
+        check_destination(path, replaces=ending)
+        if path.name in (_read_list(path.parent) or ()):
+            raise UserError(f"{path} belongs to the run in that folder; name another output file")
+        if [other.absolute() for other, _ in wanted].count(path.absolute()) > 1:
+            raise UserError(f"{path} is named for two outputs; name two files")
+
+
+def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> None:
+    """Refuse a folder in which something that no run wrote is where the run will write.
+
+    Args:
+        folder: the run folder.
+        resume: whether the run goes on. One without a list is believed to have written `MAIN_FILES`.
+        later: names of the checkpoints that the run will keep.
+    """
+    check_regular(folder / LIST)
+    for board in (BOARD, EVALUATION_BOARD):
+        _check_board(folder / board)
+    listed = _read_list(folder)
+    for name in sorted({*(listed or ()), *MAIN_FILES, *later}):
+        path = folder / name
+        is_ours = name in listed if listed is not None else resume and name in MAIN_FILES
+        if _is_there(path) and check_regular(path) and not is_ours:
+            raise UserError(
+                f"{path} is not in {LIST}, the list of what the run in this folder wrote, and is left alone; "
+                "move it away or choose another OUTPUT_DIR"
+            )
+
+
+def _check_board(board: Path) -> None:
+    """Refuse a folder of TensorBoard that is a file or lies elsewhere."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR(board.lstat().st_mode):
+            raise UserError(
+                f"{board} is a file or a link, not a folder; remove it or choose another OUTPUT_DIR"
+            )
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove what a killed run left of the files that it was writing."""
+    for path in folder.glob(".*.tmp"):
+        is_ours = re.fullmatch(rf"\.({_RUN_FILE}|{re.escape(LIST)}){TEMPORARY}", path.name)
+        if is_ours and stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
+
+
+def reset_run_folder(folder: Path, config: str, *, keep: bool, checkpoints: Sequence[str] = ()) -> None:
+    """Now that everything is ready: remove what an earlier run wrote, and nothing else; save the settings.
 
     Args:
         folder: the run folder.
         config: the configuration as YAML.
         keep: do not remove anything, since the run goes on.
+        checkpoints: names of the files that the run will keep beside the last and the best.
     """
     if not World.from_environment().is_main:
         return
-    for path in [] if keep else _earlier_run(folder):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    _check_files(folder, resume=keep, later=checkpoints)
+    if not keep:
+        _remove_run(folder)
+    list_run_files(folder, MAIN_FILES)
     save_text(folder / "config.yml", config)
+
+
+def _remove_run(folder: Path) -> None:
+    """Remove the files of an earlier run, and then their list."""
+    try:
+        for name in sorted(_read_list(folder) or ()):
+            (folder / name).unlink(missing_ok=True)
+        for board in (EVALUATION_BOARD, BOARD):
+            with suppress(OSError):  # there is none, or there are other files in it
+                (folder / board).rmdir()
+        (folder / LIST).unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the earlier run in {folder} cannot be removed: {error.strerror}; choose another OUTPUT_DIR"
+        ) from None

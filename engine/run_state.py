@@ -42,6 +42,7 @@ class TrainSettings:
         eval_split: what epochs are evaluated on, and the best is chosen by: `validation` or `test`.
         checkpoint_period: also keep the weights of every n-th epoch; 0 for none.
         config: the configuration as YAML, to be kept in the checkpoints.
+        data: what the model was built for, and fingerprints of the data, to be kept in the checkpoints.
     """
 
     epochs: int
@@ -52,6 +53,7 @@ class TrainSettings:
     eval_split: str = "test"
     checkpoint_period: int = 0
     config: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,6 +68,10 @@ class Progress:
         sums: sums over the steps of the unfinished epoch, by name.
         epochs: what metrics.json tells of each finished epoch.
         unreadable: training images that were replaced because they could not be read.
+        initial_weights: what the run started from: `random`, or a weight file; empty if it is not known.
+        initial_sha256: of that file; empty if there is none.
+        environments: what the run was computed with, see `describe_environment`; one entry, unless it was
+            resumed with something else.
     """
 
     epoch: int = 0
@@ -75,3 +81,6 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    initial_weights: str = ""
+    initial_sha256: str = ""
+    environments: list[dict[str, Any]] = field(default_factory=list)

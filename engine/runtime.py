@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
+from engine.console import Console, LogFile, prepare_streams
 from engine.distributed import World
 from structures import UserError
 
@@ -22,20 +22,22 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of glibc's `mallopt`, from its malloc.h."""
 
 
-class _ConsoleHandler(logging.Handler):
-    """Writes log lines above the progress bar instead of through it."""
+def setup_log(log_file: Path | None = None, *, is_main: bool | None = None) -> None:
+    """Log to the console and to `log_file`; other processes than the main one log errors alone.
 
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record))
-
-
-def setup_log(log_file: Path | None = None) -> None:
-    """Log to the console and to `log_file`; other processes than the main one log errors alone."""
+    Args:
+        log_file: None for the console alone.
+        is_main: whether this is the main process; None to ask the environment, which may be wrong.
+    """
+    if is_main is None:
+        is_main = World.from_environment().is_main
+    handlers: list[logging.Handler] = []
+    if log_file is not None and is_main:
+        handlers.append(LogFile(log_file))
+    handlers.insert(0, Console(may_fail=bool(handlers) or not is_main))
+    prepare_streams()
     root = logging.getLogger()
-    root.setLevel(logging.INFO if World.from_environment().is_main else logging.ERROR)
-    handlers: list[logging.Handler] = [_ConsoleHandler()]
-    if log_file is not None and World.from_environment().is_main:
-        handlers.append(logging.FileHandler(log_file))
+    root.setLevel(logging.INFO if is_main else logging.ERROR)
     root.handlers.clear()
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
@@ -62,13 +64,16 @@ def choose_device(name: str, device_id: str, local_rank: int | None = None) -> t
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("MODEL.DEVICE is cuda, but torch finds no CUDA device; use auto or cpu")
+    count = torch.cuda.device_count()
     if local_rank is not None:
-        device_id = str(local_rank)
-    if not device_id.isdigit() or int(device_id) >= torch.cuda.device_count():
-        raise UserError(
-            f"MODEL.DEVICE_ID, or the number of a process, must be one number below the "
-            f"{torch.cuda.device_count()} CUDA devices, not {device_id!r}"
-        )
+        if local_rank >= count:
+            raise UserError(
+                f"each process needs a CUDA device of its own, and this machine has {count}; set torchrun's "
+                f"--nproc_per_node to {count} or less, or MODEL.DEVICE to cpu"
+            )
+        return torch.device("cuda", local_rank)
+    if not device_id.isdigit() or int(device_id) >= count:
+        raise UserError(f"MODEL.DEVICE_ID is {device_id!r}, but CUDA devices go from 0 to {count - 1} here")
     return torch.device("cuda", int(device_id))
 
 
@@ -87,13 +92,12 @@ def keep_freed_memory() -> None:
 
 
 def git_commit() -> str:
-    """The commit of this checkout, shortened."""
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """The commit of this checkout, shortened; "unknown" without git or without a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        git = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
     return git.stdout.strip() or "unknown"
 
 

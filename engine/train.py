@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,25 @@ from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from engine.checkpoint import random_states, restore_random_states, save_checkpoint
+from engine.board import open_board
+from engine.checkpoint import load_optimizer, random_states, restore_random_states, save_checkpoint
+from engine.checkpoint_check import check_resumable_content
 from engine.distributed import World
+from engine.environment import compare_environments, describe_environment
 from engine.files import save_json
+from engine.finite import NonFiniteLossError, describe_bad_state, describe_bad_step
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
-from engine.meter import Meter, Reading
+from engine.meter import Meter, Reading, StepNumbers
 from engine.results import EvaluationResult
+from engine.run_folder import BOARD, EVALUATION_BOARD, list_new_events, list_run_files
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
-from structures import ModalBatch, ModelOutput, UserError, on_one_line
+from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
 
 
-class NonFiniteLossError(UserError):
-    """The loss, or its gradient, became NaN or infinite."""
+MANY_SKIPPED = 0.1
+"""Share of the steps of an epoch from which on a warning says that they were left out."""
 
 
 class Trainer:
@@ -52,6 +58,7 @@ class Trainer:
         on_epoch: called with the number of each epoch, from 1, before it is trained.
         draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
             after each evaluation, in the main process. It must not change the model or draw random numbers.
+        progress: of a run that begins; None for one that keeps nothing of its start.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Trainer:
         world: World | None = None,
         on_epoch: Callable[[int], None] = lambda epoch: None,
         draw_pictures: Callable[[], Mapping[str, Tensor]] = dict,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.criterion = criterion
@@ -84,7 +92,8 @@ class Trainer:
         self.world = world or World()
         self.on_epoch = on_epoch
         self.draw_pictures = draw_pictures
-        self.progress = Progress()
+        self.progress = progress or Progress()
+        self.environment = describe_environment(device, self.world)
         self.stop = StopSwitch()
         self.mixed_precision = settings.mixed_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mixed_precision)
@@ -99,38 +108,48 @@ class Trainer:
 
     def resume(self, content: Mapping[str, Any]) -> None:
         """Go on from the content of a checkpoint that `run` has written."""
-        try:
-            self.model.load_state_dict(content["model"])
-        except RuntimeError as error:
-            reason = on_one_line(str(error))[:200]
+        check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
+        progress = Progress(**content["progress"])
+        if progress.steps_in_epoch > len(self.loader):
             raise UserError(
-                f"the checkpoint does not fit the model of this configuration: {reason}"
-            ) from None
-        # The configuration decides on the settings of the groups, which --force may have changed.
-        groups = self.optimizer.state_dict()["param_groups"]
-        earlier = content["optimizer"]
-        if [group["params"] for group in earlier["param_groups"]] != [group["params"] for group in groups]:
-            raise UserError(
-                "the optimiser of the checkpoint has other groups of parameters than this configuration; "
-                "resume with the settings and the version of the program that the run was started with"
+                f"the checkpoint is {progress.steps_in_epoch} steps into an epoch, which now has only "
+                f"{len(self.loader)}; resume with the settings that the run was started with"
             )
-        self.optimizer.load_state_dict({"state": earlier["state"], "param_groups": groups})
-        if content["scaler"] and self.mixed_precision:
-            self.scaler.load_state_dict(content["scaler"])
-        self.progress = Progress(**content["progress"])
         best = self.folder / "best.pth"
-        if self.settings.eval_split == "validation" and self.progress.best_map >= 0 and not best.exists():
+        if self.settings.eval_split == "validation" and progress.best_map >= 0 and not best.exists():
             raise UserError(
                 f"{best} is missing: it holds the best epoch so far, which is scored on the test split at "
                 "the end; copy it there from the folder that the run was started in"
             )
+        self.model.load_state_dict(content["model"])
+        load_optimizer(self.optimizer, content["optimizer"])
+        if content["scaler"] and self.mixed_precision:
+            self.scaler.load_state_dict(content["scaler"])
+        self.progress = progress
         states = content["random"]
         if len(states) == self.world.size:
             restore_random_states(states[self.world.rank], self.device)
         else:
             logger.warning("%d processes started this run: dropout and noise differ now", len(states))
-        progress = self.progress
+        self._compare_environment()
         logger.info("resuming after %d epochs and %d steps", progress.epoch, progress.steps_in_epoch)
+
+    def checkpoints_to_come(self) -> list[str]:
+        """The names of the files that the epochs that are left will keep, beside the last and the best."""
+        period, first = self.settings.checkpoint_period, self.progress.epoch + 1
+        epochs = range(first, self.settings.epochs + 1) if period else ()
+        return [checkpoint_name(epoch) for epoch in epochs if epoch % period == 0]
+
+    def _compare_environment(self) -> None:
+        """Warn if the run goes on with something else than before, by which its result may change."""
+        for before in self.progress.environments[-1:]:
+            changed = compare_environments(before, self.environment)
+            if changed:
+                logger.warning(
+                    "the run goes on with something else than before (%s): its result will not be the same, "
+                    "bit for bit, as without the interruption",
+                    changed,
+                )
 
     def run(self) -> EvaluationResult:
         """Train the epochs that are left; returns the evaluation of the last one.
@@ -143,12 +162,18 @@ class Trainer:
             raise UserError(
                 "the processes resume from different steps; give all machines the same run folder"
             )
-        board: SummaryWriter | None = None
-        if self.world.is_main:
-            # A long queue, since a full one makes the step wait for the disk.
-            purge_step = progress.step + 1 if progress.step else None
-            board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=purge_step, max_queue=1000)
-        self.meter = Meter(progress, epochs=self.settings.epochs, board=board, lag=self.lag)
+        if self.environment not in progress.environments[-1:]:
+            progress.environments.append(self.environment)
+        board = self._open_board(BOARD, first=progress.step + 1)
+        # Steps and epochs are counted apart: an evaluation that is done again is known by its epoch alone.
+        self.evaluation_board = self._open_board(EVALUATION_BOARD, first=progress.epoch + 1)
+        self.meter = Meter(
+            progress,
+            epochs=self.settings.epochs,
+            board=board,
+            lag=self.lag,
+            mixed_precision=self.mixed_precision,
+        )
         result: EvaluationResult | None = None
         try:
             with self.stop.listen():
@@ -158,12 +183,20 @@ class Trainer:
             self._save()
             raise RunStopped(*self._stop_message()) from None
         finally:
-            if board is not None:
-                board.close()
+            for opened in (board, self.evaluation_board):
+                if opened is not None:
+                    opened.close()
         if progress.unreadable:
             names = "\n  ".join(progress.unreadable)
             logger.warning("%d training images could not be read:\n  %s", len(progress.unreadable), names)
         return result
+
+    def _open_board(self, name: str, first: int) -> SummaryWriter | None:
+        """Opens a folder of TensorBoard, which hides what an earlier start has left there from `first` on."""
+        if not self.world.is_main:
+            return None
+        with list_new_events(self.folder):
+            return open_board(self.folder / name, first)
 
     def _run_epoch(self, epoch: int) -> EvaluationResult | None:
         """Train what is left of an epoch, evaluate if it is time, save."""
@@ -178,6 +211,7 @@ class Trainer:
         if not is_new:  # a finished run was resumed: it is evaluated again, and nothing else
             return result
         if result is not None:
+            self._show_evaluation(result, epoch)
             record[self.settings.eval_split] = result.as_dict()
         progress.epochs.append(record)
         progress.epoch, progress.steps_in_epoch, progress.sums = epoch, 0, {}
@@ -185,14 +219,17 @@ class Trainer:
         if result is not None and is_best:
             progress.best_map = result.main.mean_ap
         if self.world.is_main:
-            weights = {"model": self.model.state_dict(), "epoch": epoch, "config": self.settings.config}
+            kept = {"config": self.settings.config, "data": self.settings.data}
+            weights = {"model": self.model.state_dict(), "epoch": epoch, **kept}
             # The last checkpoint comes last: a run that is killed before it repeats the epoch and the others.
             if is_best:
                 choice = {"chosen_on": self.settings.eval_split, "chosen_mAP": 100 * progress.best_map}
                 save_checkpoint(self.folder / "best.pth", **weights, **choice)
             if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
-                save_checkpoint(self.folder / f"epoch_{epoch}.pth", **weights)
-            save_json(self.folder / "metrics.json", {"epochs": progress.epochs})
+                list_run_files(self.folder, [checkpoint_name(epoch)])
+                save_checkpoint(self.folder / checkpoint_name(epoch), **weights)
+            content = {"epochs": progress.epochs, "environments": progress.environments}
+            save_json(self.folder / "metrics.json", content)
         self._save()
         return result
 
@@ -216,10 +253,10 @@ class Trainer:
             disable=None if self.world.is_main else True,
         )
         for batch in bar:
-            values, gradient_norm = self._train_step(batch.to(self.device), epoch)
+            numbers = self._train_step(batch.to(self.device), epoch)
             progress.step += 1
             progress.steps_in_epoch += 1
-            meter.book(values, gradient_norm, num_images=3 * len(batch) * self.world.size)
+            meter.book(numbers, num_images=3 * len(batch) * self.world.size)
             status, remaining = meter.status(), meter.remaining()
             bar.set_postfix_str(f"{status} ETA {remaining}")
             done = progress.steps_in_epoch
@@ -228,7 +265,41 @@ class Trainer:
                 logger.info("%s %s %s ETA %s", where, status, meter.details(), remaining)
             self._check_stop()
         meter.settle()
+        self._check_skipped(epoch)
+        self._check_state()
         return {**meter.means(), "lr": rates}
+
+    def _check_skipped(self, epoch: int) -> None:
+        """Stop if mixed precision has left out all steps of an epoch; warn if it has left out many."""
+        skipped, steps = int(self.progress.sums.get("skipped_steps", 0)), self.progress.steps_in_epoch
+        if skipped and skipped == steps:
+            raise NonFiniteLossError(
+                f"no step of epoch {epoch} was taken, since the gradients of all {steps} steps overflowed in "
+                f"mixed precision; {self._what_is_kept()}: set SOLVER.AMP False, or lower SOLVER.BASE_LR"
+            )
+        if skipped > MANY_SKIPPED * steps:
+            logger.warning(
+                "epoch %d: %d of %d steps were left out, since their gradients overflowed in mixed "
+                "precision; if it goes on, set SOLVER.AMP False or lower SOLVER.BASE_LR",
+                epoch,
+                skipped,
+                steps,
+            )
+
+    def _check_state(self) -> None:
+        """Stop before weights, or a state of the optimiser, that are not finite are saved."""
+        problems = self.world.gather_objects(describe_bad_state(self.model, self.optimizer))
+        for problem in filter(None, problems):
+            raise NonFiniteLossError(
+                f"{problem} after step {self.progress.step}; {self._what_is_kept()}: "
+                "lower SOLVER.BASE_LR, or set SOLVER.CLIP_GRAD"
+            )
+
+    def _what_is_kept(self) -> str:
+        last = self.folder / "last.pth"
+        if last.exists():
+            return f"{last} is kept as it was, and --resume --force goes on from it with other settings"
+        return "nothing has been saved yet"
 
     def _batches(self) -> Iterator[ModalBatch]:
         """The loader's batches; remembers the images that it had to replace."""
@@ -241,14 +312,11 @@ class Trainer:
                 ]
                 yield batch
 
-    def _train_step(self, batch: ModalBatch, epoch: int) -> tuple[dict[str, float], Reading]:
+    def _train_step(self, batch: ModalBatch, epoch: int) -> StepNumbers:
         """One optimiser step.
 
         The loss is read and checked after the backward pass has begun and before the step: the device has
         work while the host looks, and no weight ever takes a step from a loss that is not finite.
-
-        Returns:
-            The named losses, their sum and the accuracy; the gradient norm before clipping.
         """
         with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
             output: ModelOutput = self.parallel(batch, self.world.gather_batch)
@@ -260,55 +328,60 @@ class Trainer:
         self.scaler.scale(loss).backward()
         values = reading.wait()
         loss_values = {name: values[name] for name in (*losses, "loss")}
+        describe = partial(
+            describe_bad_step,
+            epoch=epoch,
+            step=self.progress.step + 1,
+            losses=loss_values,
+            last_losses=self._last_losses,
+            names=batch.names,
+        )
         if not math.isfinite(values["loss"]):
-            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch))
+            raise NonFiniteLossError(describe("loss"))
         self._last_losses = loss_values
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.model.parameters(), self.settings.clip_grad)
-        if self.lag == 0 and not norm.isfinite():  # CUDA is not waited for; there the next loss tells
-            raise NonFiniteLossError(self._non_finite_message(loss_values, batch, epoch, what="gradient"))
+        # CUDA is not waited for: there `Meter` reads the norm one step later, before anything is saved.
+        if self.lag == 0 and not self.mixed_precision and not norm.isfinite():
+            raise NonFiniteLossError(describe("gradient"))
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return values, Reading({"gradient_norm": norm})
-
-    def _non_finite_message(
-        self, values: Mapping[str, float], batch: ModalBatch, epoch: int, what: str = "loss"
-    ) -> str:
-        def show(losses: Mapping[str, float]) -> str:
-            return ", ".join(f"{name} {value:.4g}" for name, value in losses.items()) or "none yet"
-
-        return (
-            f"the {what} is not finite in epoch {epoch}, step {self.progress.step + 1}: {show(values)}; "
-            f"last good losses: {show(self._last_losses)}; images: {', '.join(batch.names)}. "
-            "Lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
-        )
+        return StepNumbers(values, Reading({"gradient_norm": norm}), partial(describe, "gradient"))
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
             result = self.evaluate(self._check_stop)
-        split = self.settings.eval_split
-        for pattern, metrics in result.ranking.items():
-            self.meter.scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
-            self.meter.scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
-        if self.meter.board is not None:
-            for name, picture in self.draw_pictures().items():
-                self.meter.board.add_image(name, picture, epoch)
         logger.info(
             "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,
-            split,
+            self.settings.eval_split,
             100 * result.main.mean_ap,
             100 * result.main.rank(1),
             max(result.ranking),
         )
         return result
 
+    def _show_evaluation(self, result: EvaluationResult, epoch: int) -> None:
+        """The points and pictures of an epoch in TensorBoard."""
+        board, split = self.evaluation_board, self.settings.eval_split
+        if board is None:
+            return
+        for pattern, metrics in result.ranking.items():
+            board.add_scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
+            board.add_scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
+        for name, picture in self.draw_pictures().items():
+            board.add_image(name, picture, epoch)
+
     def _save(self) -> None:
-        """Write last.pth: all that `resume` needs."""
+        """Write last.pth: all that `resume` needs. It must be finite, or the earlier one stays."""
         self.meter.settle()
+        self._check_state()
         states = self.world.gather_objects(random_states(self.device))
         unreadable = self.world.gather_objects(self.progress.unreadable)
         self.progress.unreadable = sorted(set().union(*unreadable))
+        for board in (self.meter.board, self.evaluation_board):
+            if board is not None:
+                board.flush()  # a resumed run does not draw again what comes before its checkpoint
         if self.world.is_main:
             save_checkpoint(
                 self.folder / "last.pth",
@@ -318,6 +391,7 @@ class Trainer:
                 progress=asdict(self.progress),
                 random=states,
                 config=self.settings.config,
+                data=self.settings.data,
             )
 
     def _check_stop(self) -> None:
@@ -339,6 +413,11 @@ class Trainer:
             f"everything is saved in {self.folder}"
         )
         return message, 128 + (self.stop.signal or 15)
+
+
+def checkpoint_name(epoch: int) -> str:
+    """The file that keeps the weights of an epoch."""
+    return f"epoch_{epoch}.pth"
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:

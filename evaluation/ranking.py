@@ -237,8 +237,8 @@ def score_retrieval(
     scored = scores.first_hits[scores.first_hits > 0]
     if len(scored) == 0:
         raise UserError(
-            f"none of the {num_queries} queries has a right match in the gallery once the items of its own "
-            "identity and group are dropped; check the identities, cameras and scenes of the data set"
+            f"none of the {num_queries} queries can be scored: the gallery has no image of the same identity "
+            "that the protocol counts, one of another camera (or scene); check the files of the test split"
         )
     cmc = (scored[:, None] <= np.arange(1, min(max_rank, num_gallery) + 1)).mean(axis=0)
     return RankingMetrics(

@@ -19,7 +19,7 @@ class ATMoE(nn.Module):
     def __init__(self, dim: int, *, num_features: int, num_heads: int) -> None:
         super().__init__()
         if dim % num_heads:
-            raise UserError(f"MODEL.HEAD ({num_heads}) must divide the token width ({dim})")
+            raise UserError(f"MODEL.HEAD ({num_heads}) must divide the token width of the backbone ({dim})")
         self.num_heads = num_heads
         width = dim // num_heads
         self.scale = width**-0.5

@@ -82,9 +82,14 @@ def create_vit(
     """
     if name == TINY_STEM:
         if stride != (8, 8):
-            raise UserError(f"{TINY_STEM} has a fixed step of 8; set MODEL.STRIDE_SIZE [8, 8], not {stride}")
+            raise UserError(
+                f"{TINY_STEM} has a fixed step of 8; set MODEL.STRIDE_SIZE [8, 8], not {list(stride)}"
+            )
         if img_size[0] % 8 or img_size[1] % 8:
-            raise UserError(f"{TINY_STEM} needs an INPUT.SIZE_TRAIN of multiples of 8, not {list(img_size)}")
+            raise UserError(
+                f"{TINY_STEM} needs INPUT.SIZE_TRAIN and INPUT.SIZE_TEST of multiples of 8, not "
+                f"{list(img_size)}"
+            )
         return VisionTransformer(
             img_size=img_size,
             patch_size=8,

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from structures import UserError
+from structures import UserError, file_fault, is_whole, on_one_line
 
 CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Entries under which training programs keep the weights."""
@@ -24,25 +23,60 @@ class WeightsError(UserError):
     """A weight file that cannot be used; the message says why and what to do."""
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """Read the tensors of a weight file; the format is told by content, not by name.
+REMEDIES = {
+    "TEST.WEIGHT": "name a checkpoint of a run, such as runs/…/best.pth",
+    "MODEL.PRETRAIN_PATH_T": (
+        "put the file there or name another; for ViT-B-16 it is CLIP's ViT-B-16.pt from OpenAI's release "
+        "(see README.md)"
+    ),
+}
+"""By the setting that names a weight file, what to do if it does not exist."""
 
-    Understands safetensors, TorchScript archives (OpenAI's CLIP) and what `torch.save` writes, in a container
-    (`state_dict`, `model`) or not, with or without the prefix `module.`. Half precision becomes float32.
+
+def read_checkpoint(path: str | Path, *, key: str = "") -> dict[str, Tensor]:
+    """Read the tensors of a weight file; see `read_content` and `find_tensors`."""
+    return find_tensors(read_content(path, key=key), path)
+
+
+def read_content(path: str | Path, *, key: str = "") -> Any:
+    """Read a weight file; the format is told by content, not by name.
+
+    Understands safetensors, TorchScript archives (OpenAI's CLIP) and what `torch.save` writes.
+
+    Args:
+        path: of the file.
+        key: the setting that names it, for messages.
     """
     path = Path(path)
-    if path.is_dir():
-        raise WeightsError(f"weight file {path} is a folder; name the file in it")
+    if fault := file_fault(path):
+        raise WeightsError(f"weight file {path} {fault}")
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise WeightsError(f"weight file {path} does not exist") from None
+        who, what_to_do = (f"{key}: ", f"; {REMEDIES[key]}") if key else ("", "")
+        raise WeightsError(f"{who}weight file {path} does not exist{what_to_do}") from None
     except OSError as error:
         raise WeightsError(f"weight file {path} cannot be read: {error.strerror}") from None
-    state = _unwrap(_decode(content, path))
+    if not is_whole(path):
+        raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again")
+    return _decode(content, path)
+
+
+def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
+    """The tensors in the content of a weight file, by name.
+
+    They may be in a container (`state_dict`, `model`), with or without the prefix `module.`. Half and double
+    precision become float32.
+    """
+    state = _unwrap(content)
     tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise WeightsError(f"weight file {path} holds no tensors by name, so it is not a checkpoint")
+    for name, tensor in tensors.items():
+        if not is_plain(tensor):
+            raise WeightsError(
+                f"weight file {path} is damaged: {on_one_line(name)} is not a plain array of numbers"
+            )
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return {
@@ -50,12 +84,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     }
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor holds each of its numbers: not sparse, nested, quantised, or without content."""
+    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return False
+    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+
+
 def _decode(content: bytes, path: Path) -> Any:
-    if not content:
-        raise WeightsError(f"weight file {path} is empty; fetch it again")
-    if content.lstrip()[:1] == b"<":
-        raise WeightsError(f"weight file {path} is a web page, not weights; the download went wrong")
-    damaged = WeightsError(f"weight file {path} is truncated or damaged; fetch it again")
     try:
         if content[8:9] == b"{":
             return load_safetensors(content)
@@ -63,14 +99,18 @@ def _decode(content: bytes, path: Path) -> Any:
             return torch.jit.load(io.BytesIO(content), map_location="cpu").state_dict()
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "nsupported" in str(error):  # a global, class or operand that torch does not allow in weights
+        # A global or class that torch does not allow in weights; or an instruction that it does not know,
+        # in what begins as a pickle or an archive of one.
+        is_pickle = content[:1] == b"\x80" or content[:2] == b"PK"
+        reason = str(error)
+        if "nsupported" in reason and (is_pickle or "Unsupported operand" not in reason):
             raise WeightsError(
                 f"weight file {path} holds more than tensors and could run code when opened, so it is "
                 "refused; if you trust it, open it yourself and save only its state dict with torch.save"
             ) from None
-        raise damaged from None
-    except (SafetensorError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError, KeyError, OSError):
-        raise damaged from None
+        raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
+    except Exception:  # what a broken file raises differs from decoder to decoder
+        raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
 
 
 def _is_torchscript(content: bytes) -> bool:
@@ -80,7 +120,9 @@ def _is_torchscript(content: bytes) -> bool:
 
 def _unwrap(content: Any) -> Mapping[Any, Any]:
     """The state dict inside a checkpoint."""
-    while isinstance(content, Mapping):
+    seen: set[int] = set()  # a container may hold itself
+    while isinstance(content, Mapping) and id(content) not in seen:
+        seen.add(id(content))
         inner = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
         if inner is None:
             return content

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -116,12 +116,19 @@ VERSION_1 = {
 """Beginnings of our own names before there were branches -> now."""
 
 
-def from_version_1(name: str) -> str:
-    """Our name of an entry, which may be one of version 1."""
-    for before, now in VERSION_1.items():
-        if name.startswith(before):
-            return now + name.removeprefix(before)
-    return name
+def with_current_names(state: Any) -> Any:
+    """The entries of a model of ours, which may be one of version 1, under the names of today.
+
+    What is no state dict is handed back as it is, for the checks of checkpoints to refuse.
+    """
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        return state
+
+    def current(name: str) -> str:
+        before = next((before for before in VERSION_1 if name.startswith(before)), None)
+        return name if before is None else VERSION_1[before] + name.removeprefix(before)
+
+    return {current(name): tensor for name, tensor in state.items()}
 
 
 DEMO_CLIP_RULES = _demo_rules()

@@ -82,7 +82,10 @@ class HDM(nn.Module):
     def __init__(self, dim: int, *, head_dim: int = 64, dropout: float = 0.1) -> None:
         super().__init__()
         if dim % head_dim:
-            raise UserError(f"HDM needs a token width that is a multiple of {head_dim}, not {dim}")
+            raise UserError(
+                f"MODEL.HDM needs a token width that is a multiple of {head_dim}, but that of this backbone "
+                f"is {dim}; choose another MODEL.TRANSFORMER_TYPE, or set MODEL.HDM and MODEL.ATM to False"
+            )
         self.attentions = nn.ModuleDict(
             {name: QueryAttention(dim, dim // head_dim, dropout) for name in SUBSETS}
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from yacs.config import CfgNode
 
 from modeling.atmoe import ATMoE
-from modeling.backbone import Backbone
+from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.branches.demo import DeMoFusion
@@ -67,7 +67,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     """
     options = cfg.MODEL
     if options.SIE_VIEW and not view_num:
-        raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has no views; turn it off")
+        raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has one scene only; set it to False")
     cameras = camera_num if options.SIE_CAMERA else 0
     views = view_num if options.SIE_VIEW else 0
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
@@ -96,6 +96,30 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         trainable / 1e6,
     )
     return model
+
+
+def warn_random_start(cfg: CfgNode, initial_weights: str) -> str:
+    """Log that a run starts from random weights, unless its backbone is made for it; returns the remark.
+
+    Args:
+        cfg: a configuration.
+        initial_weights: what the run starts from: `random`, or a file.
+    """
+    name = cfg.MODEL.TRANSFORMER_TYPE
+    if initial_weights != "random" or name == TINY_STEM:
+        return ""
+    remedy = "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T"
+    if name == CLIP_VIT_B16:
+        remedy = (
+            "add MODEL.PRETRAIN_PATH_T pretrained/ViT-B-16.pt, CLIP's file from OpenAI's release (DeMo's own "
+            "files do not name it, since DeMo's code does)"
+        )
+    remark = (
+        f"this run trains {name} from random weights, while published results start from pre-trained ones; "
+        f"{remedy}"
+    )
+    logger.warning(remark)
+    return remark
 
 
 def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
@@ -157,7 +181,8 @@ def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
         if at_random
         else None,
     )
-    return {"sdtps": SDTPSBranch(select, sizes.dim, guide_by_class=options.SDTPS_GUIDE == "class")}
+    guide_by_class = options.SDTPS_GUIDE == "class"
+    return {"sdtps": SDTPSBranch(select, sizes.dim, beta=options.SDTPS_BETA, guide_by_class=guide_by_class)}
 
 
 def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modeling.checkpoint_file import WeightsError, read_checkpoint
-from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, from_version_1, rename
+from modeling.checkpoint_file import WeightsError, find_tensors, read_checkpoint, read_content
+from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
 from modeling.reid_model import MultiModalReID
 
 logger = logging.getLogger(__name__)
+
+CAMERA_EMBEDDING = "backbone.camera_embed"
+"""The entry with a row for each camera, scene, or pair of both."""
 
 CLASSIFIER = "classifier.weight"
 """Ending of the entries whose shape depends on the number of identities."""
@@ -78,7 +83,7 @@ def identify(state: Mapping[str, Tensor]) -> str | None:
 def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Translate the entries of a whole model, ours or DeMo's; returns also the names that no rule fits."""
     if identify(state) != "demo":
-        return {from_version_1(name): tensor for name, tensor in state.items()}, []
+        return with_current_names(state), []
     is_clip = "BACKBONE.base.class_embedding" in state
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES)
 
@@ -89,9 +94,51 @@ def to_demo_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES, to_ours=False)
 
 
-def read_any(path: str | Path) -> tuple[str, dict[str, Tensor]]:
-    """Read a weight file and say where it comes from; a prefix that all entries share is taken off."""
-    whole = state = read_checkpoint(path)
+@dataclass(frozen=True)
+class ModelFile:
+    """A whole model in a file.
+
+    Attributes:
+        path: of the file.
+        origin: `ours` or `demo`.
+        state: the entries, under our names.
+        unknown: the names of entries that have no name here.
+        content: all that the file holds.
+    """
+
+    path: str | Path
+    origin: str
+    state: dict[str, Tensor]
+    unknown: list[str]
+    content: Any = None
+
+    @property
+    def num_classes(self) -> int:
+        """Identities that its classifiers tell apart; 0 if it has none."""
+        return max((_length(t) for name, t in self.state.items() if name.endswith(CLASSIFIER)), default=0)
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of its camera embedding; 0 if it has none."""
+        return _length(self.state[CAMERA_EMBEDDING]) if CAMERA_EMBEDDING in self.state else 0
+
+
+def _length(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 0
+
+
+def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor]]:
+    """Read a weight file and say where it comes from; a prefix that all entries share is taken off.
+
+    Args:
+        path: of the file.
+        key: the setting that names it, for messages.
+    """
+    return _recognise(read_checkpoint(path, key=key), path)
+
+
+def _recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
+    state = whole
     while (origin := identify(state)) is None:
         prefixes = {name.partition(".")[0] for name in state if "." in name}
         if len(prefixes) != 1 or not all("." in name for name in state):
@@ -105,19 +152,40 @@ def read_any(path: str | Path) -> tuple[str, dict[str, Tensor]]:
     return origin, state
 
 
+def read_model(path: str | Path) -> ModelFile:
+    """Read a whole model (TEST.WEIGHT): a checkpoint of ours, of DeMo or of the first SDTPS prototype."""
+    content = read_content(path, key="TEST.WEIGHT")
+    origin, state = _recognise(find_tensors(content, path), path)
+    if origin not in ("ours", "demo"):
+        raise WeightsError(
+            f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
+        )
+    return ModelFile(path, origin, *to_our_names(state), content)
+
+
+def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False) -> dict[str, Any]:
+    """Fill a model for training from a file, if one is named; returns what the run keeps of its start."""
+    if not path:
+        return {"initial_weights": "random"}
+    load_pretrained(model, path, allow_partial=allow_partial)
+    digest = hashlib.sha256(Path(path).read_bytes())
+    return {"initial_weights": path, "initial_sha256": digest.hexdigest()}
+
+
 def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
     """Fill a model for training (MODEL.PRETRAIN_PATH_T).
 
     The file may hold a backbone (CLIP's visual tower, an ImageNet ViT or DeiT) or a whole model to start
     from. Classifiers of another number of identities keep their initial values.
     """
-    origin, state = read_any(path)
+    origin, state = read_any(path, key="MODEL.PRETRAIN_PATH_T")
     if origin in ("ours", "demo"):
-        return _load_whole(model, state, origin=origin, path=path, allow_partial=allow_partial)
+        file = ModelFile(path, origin, *to_our_names(state))
+        return fill_model(model, file, allow_partial=allow_partial)
     report = LoadReport()
     if origin == "clip":
         state = _clip_tower(state, report)
-    elif "dist_token" in state:
+    elif "dist_token" in state and "pos_embed" in state and state["pos_embed"].dim() == 3:
         # A distilled DeiT has a second token behind the class token, which this model has not.
         state["pos_embed"] = torch.cat([state["pos_embed"][:, :1], state["pos_embed"][:, 2:]], dim=1)
     keep_projection = model.backbone.is_clip
@@ -125,40 +193,36 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
         if not (keep_projection and name == "head.weight"):
             report.dropped.append(f"{name} (classifier)")
             del state[name]
-    _fill(model.backbone.vit, state, report, grid=model.backbone.grid, path=path, allow_partial=allow_partial)
+    vit, grid = model.backbone.vit, model.backbone.grid
+    accepted = _match(vit, state, report, grid=grid, path=path, allow_partial=allow_partial)
     _judge(report, path, optional=(), allow_partial=allow_partial)
+    vit.load_state_dict(accepted, strict=False)
     logger.info("backbone weights from %s (%s): %s", path, origin, report.summary())
     return report
 
 
 def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
-    """Fill a whole model (TEST.WEIGHT) from a checkpoint of ours, of DeMo or of the first SDTPS prototype.
+    """Fill a whole model from a file; see `read_model` and `fill_model`."""
+    return fill_model(model, read_model(path), allow_partial=allow_partial)
+
+
+def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
+    """Fill a whole model.
 
     Classifiers of another number of identities are left out: testing does not use them. More missing or any
     unexpected entry is an error, unless `allow_partial`.
     """
-    origin, state = read_any(path)
-    if origin not in ("ours", "demo"):
-        raise WeightsError(
-            f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
-        )
-    return _load_whole(model, state, origin=origin, path=path, allow_partial=allow_partial)
-
-
-def _load_whole(
-    model: MultiModalReID, state: dict[str, Tensor], *, origin: str, path: str | Path, allow_partial: bool
-) -> LoadReport:
-    """Fill a whole model from the entries of a file; see `load_model`."""
-    report = LoadReport()
-    state, report.unexpected = to_our_names(state)
-    own = model.state_dict()
+    report = LoadReport(unexpected=list(file.unknown))
+    state, own = dict(file.state), model.state_dict()
     for name in [n for n in state if n.endswith(CLASSIFIER) and n in own]:
         if state[name].shape != own[name].shape:
-            report.dropped.append(f"{name} (for {len(state[name])} ids, the model has {len(own[name])})")
+            report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    _fill(model, state, report, grid=model.backbone.grid, path=path, allow_partial=allow_partial)
-    _judge(report, path, optional=(CLASSIFIER,), allow_partial=allow_partial)
-    logger.info("model weights from %s (%s): %s", path, origin, report.summary())
+    grid = model.backbone.grid
+    accepted = _match(model, state, report, grid=grid, path=file.path, allow_partial=allow_partial)
+    _judge(report, file.path, optional=(CLASSIFIER,), allow_partial=allow_partial)
+    model.load_state_dict(accepted, strict=False)
+    logger.info("model weights from %s (%s): %s", file.path, file.origin, report.summary())
     return report
 
 
@@ -185,7 +249,7 @@ def _judge(report: LoadReport, path: str | Path, *, optional: tuple[str, ...], a
         )
 
 
-def _fill(
+def _match(
     module: nn.Module,
     state: Mapping[str, Tensor],
     report: LoadReport,
@@ -193,15 +257,20 @@ def _fill(
     grid: tuple[int, int],
     path: str | Path,
     allow_partial: bool,
-) -> None:
-    """Copy what fits the module, resizing position embeddings; leave out or refuse other wrong shapes."""
+) -> dict[str, Tensor]:
+    """What fits the module, with position embeddings resized; other wrong shapes are left out or refused."""
     own = module.state_dict()
-    accepted = {}
+    accepted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if name not in own:
             report.unexpected.append(name)
             continue
         wanted = own[name].shape
+        if fault := _type_fault(name, tensor, own[name]):
+            if not allow_partial:
+                raise WeightsError(f"{path} does not fit this configuration: {fault}")
+            report.dropped.append(f"({fault})")
+            continue
         if name.endswith("pos_embed") and tensor.shape[::2] == wanted[::2] and tensor.shape != wanted:
             num_prefix = wanted[1] - grid[0] * grid[1]
             old, tensor = tensor, resize_position_embedding(tensor, grid, num_prefix=num_prefix)
@@ -217,7 +286,15 @@ def _fill(
             continue
         accepted[name] = tensor
     report.missing += [name for name in own if name not in accepted]
-    module.load_state_dict(accepted, strict=False)
+    return accepted
+
+
+def _type_fault(name: str, tensor: Tensor, own: Tensor) -> str:
+    """Why an entry of the file is not of the kind that the model needs; floating-point numbers are alike."""
+    if tensor.dtype == own.dtype or (tensor.is_floating_point() and own.is_floating_point()):
+        return ""
+    held, needed = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
+    return f"{name} holds {held} values, the model needs {needed}"
 
 
 def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1) -> Tensor:
@@ -236,7 +313,7 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
     """
     count = embedding.shape[1] - num_prefix
     for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
-        rows = round((count * ratio) ** 0.5)
+        rows = round((max(count, 0) * ratio) ** 0.5)
         if rows and count % rows == 0 and rows / (count // rows) == ratio:
             break
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
+from reporting.folder import ReportFolder
 from reporting.report import About, ReportWriter
 from reporting.watch import SelectionWatch, read_triples, spread_evenly
-from structures import UserError
 
 NUM_WATCHED = 8
 
@@ -41,9 +40,7 @@ class Names(Protocol):
         """By scene id."""
 
 
-def make_report_writer(
-    cfg: CfgNode, folder: Path, names: Names, commit: str, num_processes: int
-) -> ReportWriter:
+def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit: str) -> ReportWriter:
     """A writer for a report on the model and the data that `cfg` names.
 
     Args:
@@ -51,10 +48,7 @@ def make_report_writer(
         folder: where the report will be.
         names: of cameras and scenes.
         commit: of this project.
-        num_processes: that evaluate; must be 1.
     """
-    if num_processes > 1:
-        raise UserError("--report needs all test triples in one process; run test_net.py without torchrun")
     about = About(
         title=f"{_model_name(cfg)} on {cfg.DATASETS.NAMES}",
         dataset=cfg.DATASETS.NAMES,

@@ -1,13 +1,25 @@
-"""The folder of a report: written whole or not at all."""
+"""The folder of a report: written whole or not at all, and replaced without touching anybody else's files.
+
+A report lists its files. When a new one is whole, the old one is set aside under another name, the new one
+gets its place, and then the listed files of the old one are removed; others move into the new report. A
+process that is killed in between leaves the old report aside, where the next start finds it.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import logging
 import math
 import os
+import re
+import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +27,15 @@ from PIL import Image
 
 from structures import UserError
 
+logger = logging.getLogger(__name__)
+
 PAGE = Path(__file__).parent / "page"
 JPEG_QUALITY = 85
+LIST = "data/files.json"
+"""In each report: the files that it consists of."""
+FORMAT = "demo-sdtps-report-1"
+_SCRATCH, _ASIDE, _REPLACED = "tmp", "old", "gone"
+"""How the names end of a folder that is being written, that was set aside, and that is being removed."""
 
 
 class ReportFolder:
@@ -24,18 +43,24 @@ class ReportFolder:
 
     Args:
         path: where the report will be. An earlier report there is replaced, anything else is refused.
+        num_processes: that evaluate; must be 1.
     """
 
-    def __init__(self, path: Path) -> None:
-        if path.exists() and not _may_be_replaced(path):
+    def __init__(self, path: Path, num_processes: int = 1) -> None:
+        if num_processes > 1:
             raise UserError(
-                f"{path} exists and is not a report; name another folder for --report, or remove it"
+                "--report needs all test triples in one process; run test_net.py without torchrun"
             )
         self.path = path
-        self._target = path.resolve()
-        self.scratch = self._target.parent / f".{self._target.name}.tmp"
+        self._discard_scratch: Callable[[], object] = lambda: None
         with self._clear_errors():
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            _check_target(path)
+            self._target = path.resolve()
+            self._target.parent.mkdir(parents=True, exist_ok=True)
+            _recover(self._target)
+            _remove_left_over(self._target)
+            self.scratch, lock = _make_scratch(self._target)
+            self._discard_scratch = weakref.finalize(self, _discard, self.scratch, lock, os.getpid())
             for place in ("images", "data/triples"):
                 (self.scratch / place).mkdir(parents=True)
 
@@ -53,16 +78,20 @@ class ReportFolder:
         self._write_script(name, name, content)
 
     def publish(self) -> Path:
-        """Add the page, and put the folder into place of an earlier one.
+        """Add the page and the list, and put the folder into place of an earlier one.
 
         Returns:
             The page.
         """
         with self._clear_errors():
             shutil.copytree(PAGE, self.scratch, dirs_exist_ok=True)
-            if self._target.exists():
-                shutil.rmtree(self._target)
-            os.replace(self.scratch, self._target)
+            names = sorted(path.relative_to(self.scratch).as_posix() for path in _files_of(self.scratch))
+            content = json.dumps({"format": FORMAT, "files": [*names, LIST]}, indent=0)
+            (self.scratch / LIST).write_text(content, encoding="ascii")
+            _check_target(self.path)
+            _put_into_place(self.scratch, self._target)
+        self._discard_scratch()
+        _recover(self._target)
         return self.path / "index.html"
 
     def _write_script(self, path: str, name: str, content: Mapping[str, Any]) -> None:
@@ -77,12 +106,156 @@ class ReportFolder:
         try:
             yield
         except OSError as error:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._discard_scratch()
             raise UserError(f"the report {self.path} cannot be written: {error.strerror}") from None
 
 
-def _may_be_replaced(path: Path) -> bool:
-    return path.is_dir() and ((path / "data" / "summary.js").is_file() or not any(path.iterdir()))
+def _check_target(path: Path) -> None:
+    """Refuse a place that holds anything but an earlier report."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link, which is left alone; name the folder itself for --report"
+        )
+    try:
+        is_free = path.is_dir() and (not any(path.iterdir()) or _read_list(path) is not None)
+        path.lstat()
+    except FileNotFoundError:
+        return
+    if not is_free:
+        raise UserError(
+            f"{path} exists and is not a report with a list of its files ({LIST}); name another folder for "
+            "--report, or remove it"
+        )
+
+
+def _read_list(folder: Path) -> set[str] | None:
+    """The files that a report consists of; None if the folder is no report, or one of an earlier version."""
+    try:
+        content = json.loads((folder / LIST).read_text())
+        names = content["files"] if content["format"] == FORMAT else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return set(names)
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """All that is not a folder; links are not followed."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        paths = [Path(place) / name for name in (*files, *folders)]
+        found += [path for path in paths if not stat.S_ISDIR(path.lstat().st_mode)]
+    return found
+
+
+def _beside(target: Path, ending: str) -> Path:
+    """A new name beside a report."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{ending}")
+
+
+def _folders_beside(target: Path, ending: str) -> list[Path]:
+    """The folders that were named by `_beside`, the newest first."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.{ending}")
+    found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+    return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _make_scratch(target: Path) -> tuple[Path, int]:
+    """A new folder beside a report, and a descriptor that locks it as long as this process lives."""
+    while True:
+        scratch = _beside(target, _SCRATCH)
+        scratch.mkdir()
+        lock = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY)
+        with suppress(OSError):  # a file system without locks: then nobody removes what others have left
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if scratch.is_dir():
+            return scratch, lock
+        os.close(lock)  # another start has taken it for left over before it was locked
+
+
+def _discard(scratch: Path, lock: int, pid: int) -> None:
+    """Remove a scratch folder that is of no more use; not in a process that was forked from its owner."""
+    if os.getpid() == pid:
+        shutil.rmtree(scratch, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_left_over(target: Path) -> None:
+    """Remove the scratch folders of processes that were killed; those of living ones are locked."""
+    for scratch in _folders_beside(target, _SCRATCH):
+        with suppress(OSError):  # it is in use, or gone
+            descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(scratch, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _put_into_place(new: Path, target: Path) -> None:
+    """Rename a whole report to its place, and what is there to a name beside it."""
+    while True:
+        aside = _beside(target, _ASIDE)
+        with suppress(FileNotFoundError):
+            os.rename(target, aside)
+        try:
+            os.rename(new, target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process was quicker: it is replaced
+                continue
+            if aside.exists():
+                os.rename(aside, target)
+            raise
+        return
+
+
+def _recover(target: Path) -> None:
+    """Bring back a report that was set aside and never replaced; remove those that were replaced."""
+    try:
+        for aside in _folders_beside(target, _ASIDE):
+            if not target.exists():
+                os.rename(aside, target)
+                logger.warning("%s was set aside when a process was killed, and is back in its place", target)
+            elif _read_list(target) is not None:
+                os.rename(aside, _beside(target, _REPLACED))
+        for replaced in _folders_beside(target, _REPLACED):
+            _remove_report(replaced, target)
+    except FileNotFoundError:
+        logger.debug("another process recovers %s", target)
+    except OSError as error:
+        logger.warning("an earlier report beside %s cannot be removed: %s", target, error.strerror)
+
+
+def _remove_report(replaced: Path, target: Path) -> None:
+    """Remove the files of a report that was replaced; others move to the same place in the new one."""
+    ours = _read_list(replaced) or set()
+    for path in _files_of(replaced):
+        name = path.relative_to(replaced).as_posix()
+        if name not in ours or path.is_symlink():
+            _move(path, target / name)
+        elif name != LIST:
+            path.unlink(missing_ok=True)
+    if ours:  # the list comes last: a process that is killed before leaves it to the next
+        (replaced / LIST).unlink(missing_ok=True)
+    for place, _, _ in os.walk(replaced, topdown=False):
+        with suppress(OSError):  # it holds a file that could not be moved
+            os.rmdir(place)
+
+
+def _move(path: Path, place: Path) -> None:
+    """Move a foreign file into a new report; it stays where it is if its place is taken."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(place):
+            os.rename(path, place)
+            return
+    except FileNotFoundError:  # another process has moved it
+        return
+    except FileExistsError:
+        pass
+    logger.warning("%s has the place of a file that is not of a report; that one is kept in %s", place, path)
 
 
 def _without_nan(value: Any) -> Any:

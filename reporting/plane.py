@@ -6,16 +6,13 @@ Nothing here uses pyplot or leaves a trace in matplotlib's settings.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import io
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-
-from structures import UserError
 
 DPI = 300
 SETTINGS: dict[Any, Any] = {
@@ -26,6 +23,7 @@ SETTINGS: dict[Any, Any] = {
 }
 UNDATED = {"pdf": {"CreationDate": None}, "png": {"Software": None}}
 """Metadata by format: the same figure gives the same file."""
+ENDINGS = tuple(f".{kind}" for kind in UNDATED)
 LABEL_SIZE, CAPTION_SIZE = 7.0, 5.5  # points
 RIGHT, WRONG = "#009E73", "#D55E00"  # green and red that the colour-blind can tell apart
 FRAME_WIDTH = 1.2  # points
@@ -75,24 +73,12 @@ class Plane:
             self._axes.text(x, y, text, fontsize=size, ha=align, va="center", rotation=turn)
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure as PDF and PNG, each whole or not at all; returns the paths."""
-    paths = [folder / f"{name}.{kind}" for kind in UNDATED]
-    for path in paths:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _save(figure, path)
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}; name another --output") from None
-    return paths
-
-
-def _save(figure: Figure, path: Path) -> None:
-    kind = path.suffix[1:]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+def figure_files(figure: Figure) -> dict[str, bytes]:
+    """A figure as PDF and PNG: the content of each file, by its ending."""
+    files = {}
+    for kind, metadata in UNDATED.items():
+        content = io.BytesIO()
         with matplotlib.rc_context(SETTINGS):
-            figure.savefig(temporary, format=kind, dpi=DPI, metadata=UNDATED[kind])
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+            figure.savefig(content, format=kind, dpi=DPI, metadata=metadata)
+        files[f".{kind}"] = content.getvalue()
+    return files

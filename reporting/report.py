@@ -84,9 +84,9 @@ class ReportWriter:
         about: the model and the data.
     """
 
-    def __init__(self, folder: Path, about: About) -> None:
+    def __init__(self, folder: ReportFolder, about: About) -> None:
         self.about = about
-        self._folder = ReportFolder(folder)
+        self._folder = folder
         self._num_triples = 0
         self._image_size = (0, 0)
         self._grid: tuple[int, int] | None = None

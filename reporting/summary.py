@@ -68,10 +68,14 @@ def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str
     }
 
 
-def selection_data(selection: SelectionMetrics) -> dict[str, float]:
-    """Kept-patch precision in percent."""
-    precision = {m.value: 100 * selection.precision.of(m) for m in Modality}
-    return {**precision, "chance": 100 * selection.chance, "best_possible": 100 * selection.best}
+def selection_data(selection: SelectionMetrics) -> dict[str, Any]:
+    """Kept-patch precision in percent, with what it has to be compared with."""
+    return {
+        **{m.value: 100 * selection.precision.of(m) for m in Modality},
+        "chance": 100 * selection.chance,
+        "best_possible": 100 * selection.best,
+        "same_patches": {m.value: 100 * selection.same_places.of(m) for m in Modality},
+    }
 
 
 def sample_data(

@@ -1,15 +1,22 @@
 """Things that several tests share."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Some processors announce AMX while the system does not permit it. There the first matrix product in bfloat16
+# ends the process with an illegal instruction. oneDNN reads the variable when torch is imported; the programs
+# that tests start inherit it.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 
 from datasets.synthetic import ensure_synthetic
+from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
 from tools.soak import MINIATURE
 
@@ -29,6 +36,21 @@ def run_away_from_the_project(program: str, folder: Path) -> None:
         [sys.executable, "-I", "-c", before + program + after], capture_output=True, text=True, cwd=folder
     )
     assert result.returncode == 0, result.stderr
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not just waiting to be reaped."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def be_rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun tells the second of two processes."""
+    told = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(autouse=True)

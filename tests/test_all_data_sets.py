@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def test_two_epochs_and_an_evaluation(name: str, root: Path, tmp_path: Path) -> 
     assert all(np.isfinite(epoch["sdtps/triplet"]) for epoch in trained["epochs"])
 
     metrics = ["--metrics", str(tmp_path / "test.json"), "TEST.WEIGHT", str(run / "last.pth")]
-    test_entry.main(["--config_file", str(run / "config.yml"), *metrics])
+    folder = draw_miniature(name, tmp_path / "data")  # the same images
+    (training,) = (path for path in folder.rglob("*train*") if path.is_dir())
+    shutil.rmtree(training)  # testing needs the test images alone
+    test_entry.main([*metrics, "DATASETS.ROOT_DIR", str(tmp_path / "data")])
     tested = json.loads((tmp_path / "test.json").read_text())["result"]
     last = trained["summary"]["last epoch"]
     assert tested["samples"] == last["samples"] == (16 if name == "RGBNT201" else 24)
@@ -191,5 +195,5 @@ def test_the_reader_of_the_data_page_finds_problems(tmp_path: Path) -> None:
         "train/colour/0002_00.jpg has no partner in heat",
         "query/heat/notes.txt is not named like 0007_01.jpg",
     ]
-    with pytest.raises(UserError, match=r"2 problem\(s\)(.|\n)*such as 0007_01.jpg \(identity 7\)"):
+    with pytest.raises(UserError, match=r"2 problems with(.|\n)*such as 0007_01.jpg \(identity 7\)"):
         build_data(cfg)

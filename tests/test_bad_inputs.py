@@ -19,14 +19,15 @@ from conftest import ROOT, SMALL_MODEL
 from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
+from engine.run_folder import list_run_files
 from miniatures import draw_miniature
 from modeling.make_model import make_model
-from reporting.build import make_report_writer
 from structures import UserError
 from tools.convert import main as convert
 
 PAGE = ROOT / "docs" / "reliability.md"
 NAME = "000001_cam1_0_00.jpg"
+BOMB = "a0: &a0 [x, x]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60))
 
 
 class Scene:
@@ -89,6 +90,11 @@ def _full_disk(scene: Scene) -> None:
     scene.train()
 
 
+def _left_in_the_environment(scene: Scene) -> None:
+    scene.monkeypatch.setenv("RANK", "1")
+    scene.train()
+
+
 def _test_with_report(scene: Scene, folder: str) -> None:
     scene.test(scene.save(scene.small_state()), "--report", str(scene.folder / folder))
 
@@ -99,9 +105,52 @@ def _foreign_report(scene: Scene) -> None:
     _test_with_report(scene, "thesis")
 
 
+def _output(scene: Scene, *words: str) -> None:
+    """Name an output of test_net.py, which must be refused before the weights are read."""
+    weights = scene.save({"model": "precious"})
+    before = weights.read_bytes()
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("the destination must be checked first")
+
+    scene.monkeypatch.setattr(test_entry, "load_trained", fail)
+    try:
+        scene.test(weights, *words)
+    finally:
+        assert weights.read_bytes() == before
+
+
+def _output_onto_link(scene: Scene, option: str) -> None:
+    mine = scene.write("mine.npz", "precious")
+    (scene.folder / "link").symlink_to(mine)
+    try:
+        _output(scene, option, str(scene.folder / "link"))
+    finally:
+        assert (scene.folder / "link").is_symlink()
+        assert mine.read_text() == "precious"
+
+
+def _metrics_of_a_run(scene: Scene) -> None:
+    scene.run.mkdir()
+    list_run_files(scene.run, ["metrics.json"])
+    (scene.run / "metrics.json").write_text("precious")
+    try:
+        _output(scene, "--metrics", str(scene.run / "metrics.json"))
+    finally:
+        assert (scene.run / "metrics.json").read_text() == "precious"
+
+
+def _no_permission(scene: Scene) -> None:
+    def fail(*_: object, **__: object) -> None:  # the tests may run as root, whom no permission stops
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    scene.monkeypatch.setattr("engine.files._create", fail)
+    _output(scene, "--save_features", str(scene.folder / "a.npz"))
+
+
 def _report_by_several(scene: Scene) -> None:
-    cfg = load_config(SMALL_MODEL, scene.arguments()[2:])
-    make_report_writer(cfg, scene.folder / "report", build_data(cfg), "abc1234", num_processes=2)
+    scene.monkeypatch.setenv("WORLD_SIZE", "2")
+    _test_with_report(scene, "report")
 
 
 def _report_on_full_disk(scene: Scene) -> None:
@@ -127,6 +176,26 @@ def _run_in_use(scene: Scene) -> None:
         scene.train()
     finally:
         assert (scene.run / "best.pth").read_text() == "precious"
+
+
+def _foreign_run_file(scene: Scene, name: str, *more: str) -> None:
+    scene.run.mkdir()
+    (scene.run / name).write_text("precious")
+    try:
+        scene.train(*more)
+    finally:
+        assert (scene.run / name).read_text() == "precious"
+
+
+def _linked(scene: Scene, name: str) -> None:
+    scene.run.mkdir()
+    mine = scene.write("mine", "precious")
+    (scene.run / name).symlink_to(mine)
+    try:
+        scene.train()
+    finally:
+        assert (scene.run / name).is_symlink()
+        assert mine.read_text() == "precious"
 
 
 def _locked(scene: Scene) -> None:
@@ -163,6 +232,26 @@ def _damaged_checkpoint(scene: Scene) -> None:
     scene.train("--resume")
 
 
+def _pipe(scene: Scene) -> None:
+    os.mkfifo(scene.folder / "w.pth")
+    scene.test(scene.folder / "w.pth")
+
+
+def _other_images(scene: Scene) -> None:
+    scene.train()
+    for path in scene.data.glob(f"train_171/*/{NAME.partition('.')[0]}.*"):
+        path.unlink()
+    scene.train("--resume")
+
+
+def _damaged_content(scene: Scene) -> None:
+    scene.train()
+    content = torch.load(scene.run / "last.pth", weights_only=True)
+    content["optimizer"]["state"][0]["exp_avg"] = torch.zeros(3)
+    torch.save(content, scene.run / "last.pth")
+    scene.train("--resume")
+
+
 def _resume_from_best(scene: Scene) -> None:
     save_checkpoint(scene.folder / "best.pth", model={})
     scene.train("--resume", str(scene.folder / "best.pth"))
@@ -190,6 +279,20 @@ def _empty_folder(scene: Scene) -> None:
 def _foreign_folder(scene: Scene) -> None:
     (scene.folder / "Synthetic").mkdir()
     (scene.folder / "Synthetic" / "mine.txt").write_text("mine")
+    scene.train("DATASETS.NAMES", "Synthetic")
+
+
+def _foreign_image(scene: Scene) -> None:
+    folder = scene.data.rename(scene.folder / "Synthetic")
+    (folder / "mine.jpg").write_text("precious")
+    try:
+        scene.train("DATASETS.NAMES", "Synthetic")
+    finally:
+        assert (folder / "mine.jpg").read_text() == "precious"
+
+
+def _linked_set(scene: Scene) -> None:
+    (scene.folder / "Synthetic").symlink_to(scene.data)
     scene.train("DATASETS.NAMES", "Synthetic")
 
 
@@ -248,7 +351,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a key without its value": _config("MODEL.HEAD"),
     "a text for a number": _config("SOLVER.MAX_EPOCHS", "many"),
     "a fraction for a whole number": _config("SOLVER.MAX_EPOCHS", "1.5"),
-    "a number for a switch": _config("MODEL.HDM", "1"),
+    "a key and its value in one word": _config("MODEL.HDM=True"),
+    "a section in place of a key": _config("MODEL", "1"),
+    "a text for a switch": _config("MODEL.HDM", "maybe"),
     "a number for a list": _config("INPUT.SIZE_TRAIN", "256"),
     "an unknown choice": _config("SOLVER.OPTIMIZER_NAME", "Lion"),
     "ATMoE without HDM": _config("MODEL.ATM", "True"),
@@ -258,8 +363,20 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "blocks in the wrong order": _config("MODEL.SLIM_LAYERS", "[3, 2]"),
     "an image smaller than a patch": _config("INPUT.SIZE_TRAIN", "[4, 4]", "INPUT.SIZE_TEST", "[4, 4]"),
     "a stride larger than a patch": _config("MODEL.STRIDE_SIZE", "[16, 16]"),
+    "an image of too many pixels": _config(
+        "INPUT.SIZE_TRAIN", "[100000, 100000]", "INPUT.SIZE_TEST", "[100000, 100000]"
+    ),
+    "an image of too many patches": _config(
+        "INPUT.SIZE_TRAIN", "[4096, 64]", "INPUT.SIZE_TEST", "[4096, 64]", "MODEL.STRIDE_SIZE", "[1, 1]"
+    ),
+    "a padding as large as the image": _config("INPUT.PADDING", "64"),
+    "a million processes that load images": _config("DATALOADER.NUM_WORKERS", "1000000"),
+    "a batch beyond any memory": _config("TEST.IMS_PER_BATCH", "1000000"),
     "a batch that is no multiple of NUM_INSTANCE": _config("SOLVER.IMS_PER_BATCH", "5"),
     "a warm-up that never ends": _config("SOLVER.WARMUP_ITERS", "9"),
+    "a learning rate at which the weights overflow": lambda scene: scene.train(
+        "SOLVER.IMS_PER_BATCH", "8", "SOLVER.BASE_LR", "1e43"
+    ),
     "a part that is not implemented": _config("MODEL.PROMPT", "True"),
     "an unknown backbone": _config(
         "MODEL.TRANSFORMER_TYPE", "vit_tiny_stem_patch9", "MODEL.STRIDE_SIZE", "[8, 8]"
@@ -271,6 +388,14 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "no CUDA device": _no_cuda,
     "no configuration file": lambda scene: load_config(scene.folder / "nowhere.yml"),
     "a configuration that is not YAML": lambda scene: load_config(scene.write("a.yml", "MODEL: [")),
+    "a section that a file has twice": lambda scene: load_config(
+        scene.write("a.yml", "MODEL:\n  HEAD: 2\nSOLVER:\n  SEED: 1\nMODEL:\n  HDM: True\n")
+    ),
+    "a value that contains itself": lambda scene: load_config(scene.write("a.yml", "MODEL: &a\n  HEAD: *a")),
+    "aliases that multiply": lambda scene: load_config(scene.write("a.yml", BOMB)),
+    "a configuration that is nested without end": lambda scene: load_config(scene.write("a.yml", "[" * 9999)),
+    "a configuration of a megabyte": lambda scene: load_config(scene.write("a.yml", "#" * 1_000_000)),
+    "a folder in place of a configuration": lambda scene: load_config(scene.folder),
     "a configuration without sections": lambda scene: load_config(scene.write("a.yml", "- 1")),
     "no data set": _config("DATASETS.ROOT_DIR", "/nowhere"),
     "an unknown data set": _config("DATASETS.NAMES", "Market1501"),
@@ -287,14 +412,25 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "a truncated training image": _truncate_image,
     "a test file that is not an image": _not_an_image,
     "somebody else's folder in the place of the drawn set": _foreign_folder,
+    "somebody else's file in a set that must be drawn anew": _foreign_image,
+    "a link in the place of the drawn set": _linked_set,
     "a test camera without training images": _new_camera,
     "a test set with one camera": _one_camera,
     "a batch that the processes cannot share": _several_processes,
+    "what torchrun has left in the environment": _left_in_the_environment,
     "no weights to test": lambda scene: scene.test(""),
     "a weight file that does not exist": lambda scene: scene.test("nowhere.pth"),
+    "pre-trained weights that do not exist": _config("MODEL.PRETRAIN_PATH_T", "pretrained/ViT-B-16.pt"),
+    "weights without a configuration": lambda scene: test_entry.main(
+        ["TEST.WEIGHT", str(scene.save(scene.small_state()))]
+    ),
     "an empty weight file": lambda scene: scene.test(scene.write("w.pth", "")),
     "a web page in place of weights": lambda scene: scene.test(scene.write("w.pth", "<html>")),
     "a folder in place of weights": lambda scene: scene.test(scene.folder),
+    "a pipe in place of weights": _pipe,
+    "a pointer of Git LFS in place of weights": lambda scene: scene.test(
+        scene.write("w.pth", "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    ),
     "a truncated weight file": lambda scene: scene.test(
         scene.write("w.pth", scene.save(scene.small_state()).read_bytes()[:999])
     ),
@@ -306,6 +442,9 @@ CASES: dict[str, Callable[[Scene], object]] = {
     "weights of another width": lambda scene: scene.test(
         scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 96)})
     ),
+    "weights of another kind of number": lambda scene: scene.test(
+        scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 64, dtype=torch.int8)})
+    ),
     "weights with entries missing": lambda scene: scene.test(
         scene.save({n: t for n, t in scene.small_state().items() if "sdtps" not in n})
     ),
@@ -313,20 +452,47 @@ CASES: dict[str, Callable[[Scene], object]] = {
         scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})
     ),
     "two ways to say what is missing": lambda scene: scene.test(
-        "w.pth", "--missing", "all", "TEST.MISS", "r"
+        scene.save(scene.small_state()), "--missing", "all", "TEST.MISS", "r"
     ),
     "a report in the place of another folder": _foreign_report,
+    "a report in the place of a link": lambda scene: _output_onto_link(scene, "--report"),
+    "a report below a file": lambda scene: _output(
+        scene, "--report", str(scene.write("file", "precious") / "report")
+    ),
     "a report by several processes": _report_by_several,
     "a disk that is full while a report is written": _report_on_full_disk,
+    "numbers in the place of weights": lambda scene: _output(
+        scene, "--metrics", str(scene.folder / "weights.pth")
+    ),
+    "numbers in the place of those of a run": _metrics_of_a_run,
+    "numbers in a folder that does not exist": lambda scene: _output(
+        scene, "--metrics", str(scene.folder / "nowhere" / "a.json")
+    ),
+    "numbers into a device": lambda scene: _output(scene, "--metrics", "/dev/null"),
+    "features in the place of a link": lambda scene: _output_onto_link(scene, "--save_features"),
+    "features in the place of a folder": lambda scene: _output(scene, "--save_features", str(scene.folder)),
+    "features and numbers in one file": lambda scene: _output(
+        scene, "--save_features", str(scene.folder / "both"), "--metrics", str(scene.folder / "both")
+    ),
+    "features in a folder without permission": _no_permission,
     "a conversion onto an existing file": _existing_output,
     "a run folder that holds another run": _run_in_use,
     "a run folder that a running process uses": _locked,
+    "overwriting a run that kept no list of its files": lambda scene: _foreign_run_file(
+        scene, "best.pth", "--overwrite"
+    ),
+    "somebody else's configuration in the run folder": lambda scene: _foreign_run_file(scene, "config.yml"),
+    "a link in the place of the log": lambda scene: _linked(scene, "log.txt"),
+    "a TensorBoard folder that lies elsewhere": lambda scene: _linked(scene, "tensorboard"),
     "a run folder below a file": lambda scene: scene.train(output=f"{scene.write('file', '').name}/run"),
     "a run folder that is read-only": _read_only,
     "a disk that is full": _full_disk,
     "resume and overwrite at once": _config("--resume", "--overwrite"),
     "resuming with other settings": _other_settings,
+    "resuming on other images": _other_images,
+    "resuming from a file that does not exist": lambda scene: scene.train("--resume", "nowhere.pth"),
     "resuming from a damaged checkpoint": _damaged_checkpoint,
+    "resuming from a checkpoint with damaged content": _damaged_content,
     "resuming from best.pth": _resume_from_best,
 }
 

@@ -25,9 +25,14 @@ BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+def tables_of_keys() -> str:
+    """The page without its last table, which is compared in tests/config/test_demo_defaults.py."""
+    return CONFIGURATION.read_text().partition("## Defaults that differ")[0]
+
+
 def rows() -> list[re.Match[str]]:
     """The rows of the tables of keys."""
-    return list(ROW.finditer(CONFIGURATION.read_text()))
+    return list(ROW.finditer(tables_of_keys()))
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -55,7 +60,7 @@ def test_every_key_is_listed_once_and_no_other() -> None:
 
 def test_no_table_row_escapes_the_comparison() -> None:
     """A row of a table of keys that is written in another form would not be compared."""
-    text = BLOCK.sub("", CONFIGURATION.read_text())
+    text = BLOCK.sub("", tables_of_keys())
     lines = [line for line in text.splitlines() if line.startswith("|")]
     headings = [line for line in lines if line == "| key | default | meaning |"]
     rules = [line for line in lines if line == "|---|---|---|"]
@@ -69,7 +74,7 @@ def test_defaults_are_those_of_the_code(row: re.Match[str]) -> None:
 
 
 def test_keys_stand_in_their_sections() -> None:
-    for section in re.split(r"^## ", CONFIGURATION.read_text(), flags=re.MULTILINE)[1:]:
+    for section in re.split(r"^## ", tables_of_keys(), flags=re.MULTILINE)[1:]:
         title = section.partition("\n")[0]
         for row in ROW.finditer(section):
             expected = row["key"].partition(".")[0] if "." in row["key"] else "The run folder"
@@ -96,6 +101,15 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
     named = re.findall(rf"\b(?:{sections})\.[A-Z][A-Z0-9_]+\b", page.read_text())
     examples = {"MODEL.USE_SDTP", "MODEL.BASE_LR", "MODEL.GATED"}
     assert set(named) - set(DEFAULTS) - examples == set()
+
+
+def test_every_real_data_set_and_the_weights_have_an_address() -> None:
+    from datasets.build import SOURCES
+
+    addresses = (ROOT / "docs" / "data.md").read_text().partition("## Addresses")[2]
+    for name in (name for name, source in SOURCES.items() if source.draw is None):
+        assert re.search(rf"^\| {name} \| .*https://.* \| .*https://.* \|$", addresses, re.MULTILINE), name
+    assert re.search(r"https://\S+/[0-9a-f]{64}/ViT-B-16\.pt", addresses)
 
 
 @each_page

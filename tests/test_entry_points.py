@@ -1,6 +1,7 @@
 """The two commands, from the outside, on a drawn miniature."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,30 @@ def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: 
     assert (run / "best.pth").read_bytes() == before
 
 
+def test_overwriting_leaves_foreign_files_alone(tmp_path: Path, mini_settings: list[str]) -> None:
+    folder = tmp_path / "run"
+    short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1")
+    mine = [
+        folder / name for name in ("epoch_7.pth", "notes.txt", "tensorboard/mine", "report/data/summary.js")
+    ]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("precious")
+    events = set(folder.glob("tensorboard/events*"))
+    assert len(events) == 1
+    train(folder, mini_settings, *short, "--overwrite")
+    assert {path.read_text() for path in mine} == {"precious"}
+    assert not (folder / "epoch_1.pth").exists()
+    assert not events & set(folder.glob("tensorboard/*"))
+
+    (folder / "epoch_1.pth").write_text("precious")
+    with pytest.raises(ValueError, match=r"epoch_1\.pth is not in"):
+        train(folder, mini_settings, *short, "SOLVER.CHECKPOINT_PERIOD", "1", "--overwrite")
+    assert (folder / "epoch_1.pth").read_text() == "precious"
+    assert (folder / "last.pth").is_file()
+
+
 TOOLS = ("check_dataset", "convert", "figures", "slim_sweep", "soak")
 
 
@@ -173,6 +198,51 @@ def test_help_is_answered_before_the_slow_imports(command: str) -> None:
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert {"argparse", "engine"} <= imported
     assert not imported & {"torch", "numpy", "timm", "yacs", "matplotlib", "PIL", "tqdm"}
+
+
+@pytest.mark.parametrize("option", ["--metrics", "--save_features", "--report"])
+def test_an_empty_name_for_an_output_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        test_entry.main([option, "", "TEST.WEIGHT", "w.pth"])
+    assert caught.value.code == 2
+    assert f"argument {option}: the name is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train_net.py", "test_net.py", "-m tools.check_dataset"])
+def test_an_interrupt_during_the_imports_ends_without_a_stack_trace(command: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *command.split(), "OUTPUT_DIR", str(tmp_path / "run")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.endswith((" numpy\n", " torch.version\n")):
+            process.send_signal(signal.SIGINT)
+            break
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize("command", ["test_net.py", "-m tools.check_dataset"])
+def test_a_command_whose_output_nobody_reads_ends(command: str, run: Path) -> None:
+    """As `test_net.py | head -0`."""
+    words = ["--config_file", str(run / "config.yml"), "TEST.WEIGHT", str(run / "last.pth")]
+    process = subprocess.Popen(
+        [sys.executable, *command.split(), *words, "DATALOADER.NUM_WORKERS", "2"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=90) == 141
+    assert process.stderr.read() == ""
 
 
 def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> None:

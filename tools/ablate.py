@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.ablation.arguments import ablate_arguments
 
 if __name__ == "__main__":
-    ablate_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(ablate_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import logging
@@ -19,8 +20,16 @@ from engine.command import run_command
 from engine.interrupt import RunStopped
 from engine.runtime import setup_log
 from structures import UserError
-from tools.ablation.pages import markdown, write_summary
-from tools.ablation.run_folder import Run, RunState, changed_settings, is_trained, lock_study
+from tools.ablation.pages import check_summary_folder, markdown, write_summary
+from tools.ablation.run_folder import (
+    Run,
+    RunState,
+    changed_settings,
+    check_threads,
+    is_trained,
+    lock_study,
+    thread_counts,
+)
 from tools.ablation.runner import StudyRunner, train_command
 from tools.ablation.scores import has_scores, score_queries
 from tools.ablation.spec import StudySpec, check_jobs, read_spec
@@ -33,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a study, or list it, or sum it up; or compare two finished runs."""
     args = parse_arguments(argv)
     setup_log()
+    if args.output is not None:
+        check_summary_folder(args.output)
     if args.compare is not None:
         compare_runs(*args.compare, pattern=args.pattern, output=args.output)
         return
@@ -43,15 +54,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = spec.runs()
     for run in runs:
         run.check_settings()
+    threads = spec.num_threads(jobs)
+    check_threads(runs, None if args.summary else threads)
     if args.dry_run:
         list_runs(spec, runs, jobs)
         return
+    check_summary_folder(spec.output)
     if args.summary:
         write_study(args.spec, spec, runs, pattern)
         return
     with lock_study(spec.output):
         devices: Sequence[str | None] = spec.devices[:jobs] or [None] * jobs
-        runner = StudyRunner(runs, devices=devices, threads=spec.num_threads(jobs))
+        runner = StudyRunner(runs, devices=devices, threads=threads)
         try:
             failures = runner.execute()
         except RunStopped as stopped:
@@ -129,6 +143,9 @@ def compare_runs(first: Path, second: Path, *, pattern: int | None, output: Path
     changed = changed_settings(first, load_config(second / "config.yml"))
     listed = "\n".join(f"  {key}: {old!r} → {new!r}" for key, (old, new) in changed.items())
     logger.info("settings that differ from A to B\n%s", listed or "  none")
+    threads = [sorted(thread_counts(folder)) for folder in (first, second)]
+    if threads[0] != threads[1] and all(threads):
+        logger.warning("A was trained with %s threads and B with %s, which alone changes a model", *threads)
     # One pair of runs: the seeds, equal or not, are not compared.
     results = {
         name: {0: read_result(folder, pattern)} for name, folder in zip("AB", (first, second), strict=True)

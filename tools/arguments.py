@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.arguments import add_config_arguments, add_weight_arguments
+from engine.arguments import add_config_arguments, add_weight_arguments, output_path
 
 FIGURE_KINDS = ("ranks", "selection", "attention")
 FORMATS = ("demo", "ours", "safetensors")
@@ -18,7 +18,9 @@ def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Open every image of a data set and list what is wrong.")
     add_config_arguments(parser, default="the defaults alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write what is found to this file")
+    parser.add_argument(
+        "--json", type=output_path, metavar="FILE", help="also write what is found to this file"
+    )
     return parser.parse_intermixed_args(argv)
 
 
@@ -26,7 +28,7 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.convert."""
     parser = argparse.ArgumentParser(description="Translate a checkpoint between DeMo's names and ours.")
     parser.add_argument("input", type=Path, help="checkpoint to read; the format is told by its content")
-    parser.add_argument("output", type=Path, help="file to write; it must not exist")
+    parser.add_argument("output", type=output_path, help="file to write; it must not exist")
     parser.add_argument("--to", required=True, choices=FORMATS, help="what to write")
     return parser.parse_args(argv)
 
@@ -34,11 +36,15 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.figures; `kind` and `queries` may hold settings that follow them."""
     parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
-    add_config_arguments(parser, default="the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument("--weights", metavar="FILE", help="the checkpoint, in place of TEST.WEIGHT")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("figures"), help="folder to write into (figures)"
+        "--output",
+        type=output_path,
+        metavar="DIR",
+        default=Path("figures"),
+        help="folder to write into (figures)",
     )
     parser.add_argument(
         "--kind",
@@ -60,21 +66,25 @@ def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def slim_sweep_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.slim_sweep."""
     parser = argparse.ArgumentParser(description="Score slimmed models at several layers and keep ratios.")
-    add_config_arguments(parser, default="the defaults alone")
+    add_config_arguments(parser, "the configuration in the checkpoints", base="the checkpoints")
     parser.add_argument(
         "--weights", nargs="+", required=True, help="checkpoints, for example of several seeds"
     )
     parser.add_argument("--layers", nargs="+", default=["[3,6,9]"], help="lists such as [3,6,9] [6]")
     parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.7, 0.9], help="keep ratios")
-    parser.add_argument("--output", type=Path, default=Path("slimming"), help="OUTPUT.png and OUTPUT.json")
+    parser.add_argument(
+        "--output", type=output_path, default=Path("slimming"), help="OUTPUT.png and OUTPUT.json"
+    )
     return parser.parse_intermixed_args(argv)
 
 
 def soak_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.soak."""
-    parser = argparse.ArgumentParser(description="Kill and resume a training run, and compare its weights.")
-    parser.add_argument("--kills", type=int, default=10, help="how often to kill")
-    parser.add_argument("--epochs", type=int, default=12, help="length of the run")
+    parser = argparse.ArgumentParser(
+        description="Kill and resume training runs and reports; see that nothing is lost."
+    )
+    parser.add_argument("--kills", type=int, default=20, help="how often to kill (20)")
+    parser.add_argument("--epochs", type=int, default=12, help="length of the runs (12)")
     parser.add_argument("--seed", type=int, default=0, help="decides the moments")
     return parser.parse_args(argv)
 
@@ -91,7 +101,7 @@ def study_gap_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--variants", nargs=2, required=True, metavar="NAME", help="two variants that both studies have"
     )
     parser.add_argument("--pattern", type=int, choices=(1, 2, 3), default=2, help="the return pattern (2)")
-    parser.add_argument("--output", type=Path, metavar="FILE.png", help="also draw the differences")
+    parser.add_argument("--output", type=output_path, metavar="FILE.png", help="also draw the differences")
     return parser.parse_args(argv)
 
 

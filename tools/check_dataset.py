@@ -6,10 +6,11 @@ where training would refuse the folder. Status 0: nothing is wrong; 1: something
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import check_dataset_arguments
 
 if __name__ == "__main__":
-    check_dataset_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(check_dataset_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import logging
@@ -22,9 +23,9 @@ from tqdm import tqdm
 from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
-from datasets.check import PROBLEM_KINDS, check_file, files_of, find_problems
+from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_problems
 from engine.command import run_command
-from engine.files import save_json
+from engine.files import check_destination, save_json
 from engine.runtime import setup_log
 from structures import UserError
 
@@ -36,8 +37,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = check_dataset_arguments(argv)
     if args.workers < 1:
         raise UserError(f"--workers must be 1 or more, not {args.workers}")
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"{args.json} cannot be written: there is no folder {args.json.parent}")
+    if args.json is not None:
+        check_destination(args.json, replaces=".json")
     return args
 
 
@@ -59,8 +60,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         logger.warning("%s: %s", problem.kind, problem.message)
     for kind, count in found.items():
         logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
+    formats = count_pixel_formats(scan, checked)
+    for modality, counts in formats.items():
+        shown = ", ".join(f"{count} {pixels}" for pixels, count in counts.items())
+        logger.info("%6s: %s", modality, shown)
+    turned = sum(file.turned for file in checked.values())
+    if turned:
+        logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)
     logger.info(
-        "%s: %d files of %d triples opened, %d problem(s)",
+        "%s: %d files of %d triples opened, problems: %d",
         scan.folder,
         len(checked),
         len(scan.records),
@@ -72,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             {
                 "folder": str(scan.folder),
                 "files": len(checked),
+                "pixel_formats": formats,
+                "turned": turned,
                 "counts": {kind: found[kind] for kind in PROBLEM_KINDS},
                 "problems": [problem._asdict() for problem in problems],
             },

@@ -6,10 +6,11 @@ that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our n
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import convert_arguments
 
 if __name__ == "__main__":
-    convert_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(convert_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,11 +22,10 @@ from torch import Tensor
 
 from engine.checkpoint import save_checkpoint
 from engine.command import run_command
-from engine.files import write_atomically
+from engine.files import check_destination, save_bytes, write_atomically
 from engine.runtime import setup_log
 from modeling.checkpoint_file import WeightsError
 from modeling.weights import read_any, shorten, to_demo_names, to_our_names
-from structures import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def write_ours(state: State, path: Path) -> None:
 def write_safetensors(state: State, path: Path) -> None:
     """Our names in the safetensors format."""
     content = safetensors_bytes({name: tensor.contiguous() for name, tensor in state.items()})
-    write_atomically(path, lambda file: file.write(content))
+    save_bytes(path, content)
 
 
 WRITERS: dict[str, Callable[[State, Path], None]] = {
@@ -62,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read, translate, write."""
     args = convert_arguments(argv)
     setup_log()
-    if args.output.exists():
-        raise UserError(f"{args.output} exists; name another output file or remove it")
+    check_destination(args.output)
     origin, state = read_any(args.input)
     if origin not in ("ours", "demo"):
         raise WeightsError(f"{args.input} holds a backbone, not a whole model; there is nothing to translate")

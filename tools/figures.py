@@ -1,14 +1,15 @@
-"""Draw figures for a paper: `python -m tools.figures --config_file F --weights W [KEY VALUE …]`.
+"""Draw figures for a paper: `python -m tools.figures --weights runs/…/best.pth [KEY VALUE …]`.
 
 Ranked lists, selection maps (with SDTPS or slimming) and attention maps of some queries, each as PDF and PNG.
 """
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import FIGURE_KINDS, figures_arguments
 
 if __name__ == "__main__":
-    figures_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(figures_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import difflib
@@ -22,20 +23,20 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from yacs.config import CfgNode
 
-from config import ConfigError, get_cfg, load_config
-from datasets.build import DataBundle, build_data
+from config import ConfigError, get_cfg
+from datasets.build import EvaluationData, build_test_data
 from datasets.dataset import MultiModalDataset
 from engine.build import make_device, make_evaluation, missing_modalities
 from engine.command import run_command
+from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
-from modeling.make_model import make_model
 from modeling.rollout import attention_rollout
-from modeling.weights import load_model
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
-from reporting.plane import save_figure
+from reporting.plane import ENDINGS, figure_files
 from reporting.watch import read_triples, spread_evenly
 from structures import ImageRecord, ModalBatch, PerModality, UserError
+from trained import find_weights, load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_ro
             names = [records[row].name for row in query_rows]
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(
-                f"no query is called {word!r}; nearest are {near} (rows go from 0 to {len(records) - 1})"
+                f"no query is called {word!r}; nearest are {near}; or give a row, from "
+                f"{min(query_rows)} to {max(query_rows)}"
             )
     return [place_of[word] for word in wanted]
 
@@ -120,7 +122,7 @@ class TestTriples:
         device: of the model.
     """
 
-    def __init__(self, cfg: CfgNode, data: DataBundle, device: torch.device) -> None:
+    def __init__(self, cfg: CfgNode, data: EvaluationData, device: torch.device) -> None:
         dataset = data.test.loader.dataset
         assert isinstance(dataset, MultiModalDataset)
         self.records = dataset.records
@@ -170,24 +172,27 @@ def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
     """The return pattern to rank by: the wanted one, or the last."""
     if wanted is not None and wanted not in available:
         known = ", ".join(map(str, available))
-        raise UserError(f"--pattern {wanted} is not one of the model's return patterns, {known}")
+        raise UserError(f"--pattern {wanted} is not a return pattern of this model; choose from {known}")
     return max(available) if wanted is None else wanted
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, choose the queries, and draw."""
     args = parse_arguments(argv)
-    weights = ["TEST.WEIGHT", args.weights] if args.weights else []
-    cfg = load_config(args.config_file, [*args.settings, *weights])
-    if not cfg.TEST.WEIGHT:
-        raise ConfigError("there is nothing to draw without weights; add --weights runs/…/best.pth")
+    remedy = "there is nothing to draw without weights; add --weights runs/…/best.pth"
+    weights = args.weights or find_weights(args.config_file, args.settings, remedy)
     setup_log()
+    trained = load_trained(
+        weights, args.settings, config_file=args.config_file, allow_partial=args.allow_partial
+    )
+    cfg, model = trained.cfg, trained.model
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
     kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
+    for kind in kinds:
+        for ending in ENDINGS:
+            check_destination(args.output / f"{kind}{ending}", replaces=ending, makes_folder=True)
     device = make_device(cfg)
-    data = build_data(cfg)
-    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    load_model(model, cfg.TEST.WEIGHT, allow_partial=args.allow_partial)
+    data = build_test_data(cfg, trained.split)
     model.to(device).eval()
     triples = TestTriples(cfg, data, device)
     chosen = find_queries(args.queries, triples.records, data.test.query_rows)
@@ -222,8 +227,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         maps["attention"] = attention_maps(images, attention_rollout(model, batch), model.backbone.grid)
     figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
 
+    make_folder(args.output)
     for kind, figure in figures.items():
-        logger.info("wrote %s", " and ".join(map(str, save_figure(figure, args.output, kind))))
+        files = {args.output / f"{kind}{ending}": content for ending, content in figure_files(figure).items()}
+        for path, content in files.items():
+            save_bytes(path, content)
+        logger.info("wrote %s", " and ".join(map(str, files)))
 
 
 if __name__ == "__main__":

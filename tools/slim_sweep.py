@@ -6,16 +6,17 @@ keep ratio, the command evaluates each of the given checkpoints, and draws mAP a
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import slim_sweep_arguments
 
 if __name__ == "__main__":
-    slim_sweep_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(slim_sweep_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
 import ast
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 
 import numpy as np
@@ -23,16 +24,16 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from config import load_config
-from datasets.build import DataBundle, build_data
+from datasets.build import EvaluationData, build_test_data
 from engine.build import make_device, make_evaluation
 from engine.command import run_command
-from engine.files import save_json
+from engine.files import check_destination, make_folder, save_json
 from engine.runtime import setup_log
 from modeling.cost import count_multiply_adds
-from modeling.make_model import make_model
-from modeling.weights import load_model
 from structures import UserError
 from tools.ablation.finished import show_mean
+from tools.ablation.pages import save_figure
+from trained import load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +62,18 @@ class SweepPoint:
     precision: list[float]
 
 
-def measure(args: argparse.Namespace, layers: tuple[int, ...], keep: float, data: DataBundle) -> SweepPoint:
+def measure(
+    args: argparse.Namespace, layers: tuple[int, ...], keep: float, data: EvaluationData
+) -> SweepPoint:
     """Evaluate every checkpoint with one way of slimming."""
-    cfg = load_config(args.config_file, [*args.settings, *slim_settings(layers, keep)])
-    device = make_device(cfg)
-    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    gflops = sum(count_multiply_adds(model).values()) / 1e9
-    evaluate = make_evaluation(cfg, data.test, device)
-    point = SweepPoint(layers, keep, gflops, [], [], [])
+    settings = [*args.settings, *slim_settings(layers, keep)]
+    point = SweepPoint(layers, keep, 0.0, [], [], [])
     for weights in args.weights:
-        load_model(model, weights)
-        result = evaluate(model.to(device))
+        trained = load_trained(weights, settings, config_file=args.config_file)
+        gflops = sum(count_multiply_adds(trained.model).values()) / 1e9
+        point = replace(point, gflops=gflops)
+        device = make_device(trained.cfg)
+        result = make_evaluation(trained.cfg, data.test, device)(trained.model.to(device))
         point.mean_ap.append(100 * result.main.mean_ap)
         point.rank_1.append(100 * result.main.rank(1))
         if result.slimming is not None:
@@ -163,21 +165,27 @@ def parse_layers(text: str) -> tuple[int, ...]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure all combinations, log a table, write JSON and a figure."""
     args = slim_sweep_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
     ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
     for way in ways:  # a mistake in the last one must not cost the others
         load_config(args.config_file, [*args.settings, *slim_settings(*way)])
-    args.output.parent.mkdir(parents=True, exist_ok=True)
+    numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
+    for path in (numbers, figure):
+        check_destination(path, replaces=path.suffix, makes_folder=True)
     setup_log()
-    data = build_data(cfg)
-    logging.getLogger("modeling").setLevel(logging.WARNING)  # each model and each checkpoint would be told
+    first = load_trained(args.weights[0], args.settings, config_file=args.config_file)
+    data = build_test_data(first.cfg, first.split)
+    loggers = [logging.getLogger(name) for name in ("modeling", "trained")]
+    for chatty in loggers:  # each model and each checkpoint would be told
+        chatty.setLevel(logging.ERROR)
     points = [measure(args, layers, keep, data) for layers, keep in tqdm(ways, desc="sweep", unit="way")]
+    for chatty in loggers:
+        chatty.setLevel(logging.NOTSET)
 
     logger.info("%d checkpoints, mean ± standard deviation\n%s", len(args.weights), table(points))
     content = {"weights": args.weights, "points": [asdict(point) for point in points]}
-    numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
+    make_folder(args.output.parent)
     save_json(numbers, content)
-    draw(points).savefig(figure, dpi=150)
+    save_figure(draw(points), figure)
     logger.info("wrote %s and %s", numbers, figure)
 
 

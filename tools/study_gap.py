@@ -6,10 +6,11 @@ Synthetic. Then the difference of the differences can be compared query by query
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_gap_arguments
 
 if __name__ == "__main__":
-    study_gap_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_gap_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from engine.command import run_command
+from engine.files import check_destination
 from engine.runtime import setup_log
 from structures import UserError
 from tools.ablation.bootstrap import Difference, paired_bootstrap
@@ -32,18 +34,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Compare two studies, log the gap in each and its growth, and draw them."""
     args = study_gap_arguments(argv)
     setup_log()
+    if args.output is not None:
+        check_destination(args.output, replaces=".png")
     variants = tuple(args.variants)
     first, second = (
         [read_variant(study / name, args.pattern) for name in variants] for study in args.studies
     )
     seeds = sorted(set.intersection(*(set(side) for side in (*first, *second))))
     if not seeds:
-        raise UserError(f"{args.studies[0]} and {args.studies[1]} have no seed of {variants} in common")
+        raise UserError(
+            f"{args.studies[0]} and {args.studies[1]} have no seed in common that both "
+            f"{variants[0]} and {variants[1]} were trained with"
+        )
     first, second = ([{seed: side[seed] for seed in seeds} for side in study] for study in (first, second))
     logger.info("seeds that all have: %s", ", ".join(seeds))
     names = {tuple(scores_names) for side in (*first, *second) for scores_names, _ in side.values()}
     if len(names) > 1:
-        raise UserError("the studies have other queries; only studies of the same queries can be compared")
+        raise UserError(
+            "the studies have different queries; only studies of the same queries can be compared"
+        )
     arrays = [[_stack(side) for side in study] for study in (first, second)]
     gaps = [paired_bootstrap(*pair) for pair in arrays]
     growth = paired_bootstrap(*(pair[0] - pair[1] for pair in reversed(arrays)))

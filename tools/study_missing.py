@@ -5,10 +5,11 @@ Every finished run is evaluated once, by test_net.py with --missing all; the num
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_missing_arguments
 
 if __name__ == "__main__":
-    study_missing_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_missing_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import json
 import logging
@@ -42,9 +43,8 @@ def missing_scores(run: Path) -> dict[str, float]:
     """By setting, the mAP of the run's last weights with its last return pattern, in percent."""
     path = run / FILE
     if not path.is_file():
-        weights = ["TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)]
         options = ["--missing", "all", "--metrics", str(path)]
-        test_net.main(["--config_file", str(run / "config.yml"), *options, *weights])
+        test_net.main([*options, "TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)])
     found = json.loads(path.read_text())["missing"]
     return {setting: found[setting][_last_pattern(found[setting])]["mAP"] for setting in MISSING_SETTINGS}
 

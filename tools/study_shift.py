@@ -7,10 +7,11 @@ place alone falls as the places do that it keeps in images that are not shifted.
 
 from __future__ import annotations
 
+from engine.arguments import answer_early
 from tools.arguments import study_shift_arguments
 
 if __name__ == "__main__":
-    study_shift_arguments(None)  # --help and mistakes are answered before the slow imports
+    answer_early(study_shift_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
 from collections.abc import Sequence
@@ -21,16 +22,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from config import load_config
-from datasets.build import build_data
+from datasets.build import build_test_data
 from engine.build import make_device
 from engine.command import run_command
 from engine.runtime import setup_log
 from evaluation.selection import kept_patch_precision, most_kept_places, patch_foreground
-from modeling.make_model import make_model
-from modeling.weights import load_model
 from structures import ModalBatch, UserError
 from tools.ablation.finished import finished_runs, markdown_table, show_mean
+from trained import load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +64,10 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
 
     Both are means over the modalities.
     """
-    cfg = load_config(run / "config.yml")
-    data = build_data(cfg)
+    trained = load_trained(run / "last.pth")
+    cfg, model = trained.cfg, trained.model
+    data = build_test_data(cfg, trained.split)
     device = make_device(cfg)
-    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    load_model(model, str(run / "last.pth"))
     model.to(device).eval()
     step = cfg.INPUT.SIZE_TEST[1] // model.backbone.grid[1]  # pixels
     kept: dict[int, list[Tensor]] = {shift: [] for shift in SHIFTS}

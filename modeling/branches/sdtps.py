@@ -16,12 +16,16 @@ class SDTPSBranch(Branch):
     Args:
         select: `MultiModalSDTPS`, or a control in its place (controls.py).
         dim: C.
+        beta: weight of the similarities in the score; sources of weight 0 are left out of the `Selection`.
         guide_by_class: compare patches with the class tokens, not with the globals after PIFE.
     """
 
-    def __init__(self, select: nn.Module, dim: int, *, guide_by_class: bool = False) -> None:
+    def __init__(
+        self, select: nn.Module, dim: int, *, beta: float = 0.25, guide_by_class: bool = False
+    ) -> None:
         super().__init__()
         self.select = select
+        self.beta = beta
         self.guide_by_class = guide_by_class
         self.out_dim = dim * len(Modality)
 
@@ -35,10 +39,10 @@ class SDTPSBranch(Branch):
         guides = tokens.class_tokens if self.guide_by_class else tokens.globals_
         results = PerModality(*self.select(tokens.patches, guides))
         features = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
-        return BranchOutput(features, selection=_describe(results, tokens))
+        return BranchOutput(features, selection=_describe(results, tokens, self.beta))
 
 
-def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens) -> Selection:
+def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta: float) -> Selection:
     """What was decided, by patch index in the image; patches that slimming dropped have score 0."""
 
     def on_grid(values: Tensor, modality: Modality) -> Tensor:
@@ -55,8 +59,9 @@ def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens) -> Se
     def sources(modality: Modality) -> dict[str, Tensor]:
         others = [other.key for other in Modality if other is not modality]
         rows = results.of(modality).sources.unbind(dim=1)
-        names = ("learned", "own", *others)[: len(rows)]  # none for a control
-        return {name: on_grid(row, modality) for name, row in zip(names, rows, strict=True)}
+        shares = {"learned": 1 - 2 * beta, "own": 2 * beta, **dict.fromkeys(others, beta)}
+        names = list(shares)[: len(rows)]  # none for a control
+        return {n: on_grid(row, modality) for n, row in zip(names, rows, strict=True) if shares[n]}
 
     weights = [result.weights.detach() for result in results if result.weights is not None]
     return Selection(

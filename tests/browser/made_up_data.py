@@ -16,8 +16,8 @@ def _encoded(values: np.ndarray, maximum: float) -> str:
     return base64.b64encode(np.round(values / maximum * 255).astype(np.uint8).tobytes()).decode()
 
 
-def make_patches(rng: np.random.Generator) -> dict[str, Any]:
-    """Patch data whose high scores lie around a place near the middle."""
+def make_patches(rng: np.random.Generator, *, learned: bool = True) -> dict[str, Any]:
+    """Patch data whose high scores lie around a place near the middle, with or without the learned source."""
     rows, columns = np.mgrid[: GRID[0], : GRID[1]]
     centre = rng.normal((7.5, 3.5), (1.0, 0.5))
     sources = []
@@ -30,7 +30,9 @@ def make_patches(rng: np.random.Generator) -> dict[str, Any]:
     kept = np.sort(np.argsort(-total, kind="stable")[:KEPT])
     logits = 1.6 * rng.standard_normal((TOKENS, KEPT))
     weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    scores = np.concatenate([total / 1.5, *sources])  # the first part is scaled by score_max = 1.5
+    scores = np.concatenate(
+        [total / 1.5, *sources[0 if learned else 1 :]]
+    )  # the first part is scaled by score_max = 1.5
     return {
         "kept": kept.tolist(),
         "scores": _encoded(scores, 1.0),

@@ -1,6 +1,7 @@
 """Overlays: kept patches, scores, tokens, the patch under the pointer, the enlarged view."""
 
 import base64
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from browser_page import (
     wait_until,
 )
 from made_up_data import GRID
-from made_up_report import MadeUpReport
+from made_up_report import MadeUpReport, write_full_report
 from report_steps import canvas_alpha, press, shown_ranking, wait_for_overlay
 from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
@@ -126,6 +127,18 @@ def test_tooltip_of_a_patch(page: webdriver.Chrome, full_report: MadeUpReport) -
     for word in ("total", "learned", "own: NI", "RGB", "TI", "token"):
         assert word in tip
     assert len(page.find_elements(By.CSS_SELECTOR, ".patch-cursor")) == 3
+
+
+def test_sources_without_weight_are_not_shown(page: webdriver.Chrome, tmp_path: Path) -> None:
+    report = write_full_report(tmp_path, triples=30, identities=4, learned=False)
+    open_report(page, report.folder, "#tab=ranks&query=5&overlay=scores&source=4")
+    wait_for_overlay(page, "scores")
+    assert state_of(page)["source"] == 0, "there are three sources and the total"
+    options = Select(find(page, "#overlay-control .source")).options
+    assert [option.text for option in options] == ["total", "own", "NI | RGB | RGB", "TI | TI | NI"]
+    ActionChains(page).move_to_element(find(page, "#query [data-modality='NI']")).perform()
+    wait_until(page, lambda: find(page, "#patch-tip").text)
+    assert texts(page, "#patch-tip .tip-score span") == ["total", "own: NI", "RGB", "TI"]
 
 
 def test_patches_by_keyboard(page: webdriver.Chrome, full_report: MadeUpReport) -> None:

@@ -21,6 +21,52 @@ def test_header_names_what_was_measured(page: webdriver.Chrome, full_report: Mad
     assert page.title == full_report.summary["title"]
 
 
+def test_a_long_path_is_cut_in_its_middle(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    weights = full_report.summary["weights"]
+    for width in (1440, 1024):
+        resize(page, width, 900)
+        open_report(page, full_report.folder)
+        assert texts(page, ".fact-weights dd") == [weights]
+        script = """
+            const [folders, file] = document.querySelectorAll(".fact-weights dd > *");
+            const [before, after] = [folders, file].map((node) => node.getBoundingClientRect());
+            const range = document.createRange();
+            range.selectNodeContents(file);
+            const isWhole = range.getBoundingClientRect().width <= after.width; // scrollWidth is rounded
+            const { direction } = getComputedStyle(folders);
+            return [direction, before.left < after.left, isWhole, folders.textContent[0], file.textContent];
+        """
+        assert page.execute_script(script) == ["ltr", True, True, "/", "/best.pth"]
+
+
+def test_selection_is_compared_with_the_same_patches_in_every_image(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    same = full_report.summary["selection"]["same_patches"]
+    card = find(page, "#card-selection").text
+    assert "the same patches in every image RGB 66.3, NI 65.2, TI 61.8 %" in card
+    script = "return [...document.querySelectorAll('.mark.same')].map((mark) => parseFloat(mark.style.left))"
+    assert page.execute_script(script) == list(same.values())
+
+
+def test_colours_of_camera_pairs_have_a_scale(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder)
+    assert texts(page, "#camera-legend") == ["mAP 0100 %"]
+    script = """
+        const { tint } = REPORT.colours;
+        const probe = (colour) => {
+            const node = document.createElement("i");
+            node.style.color = colour;
+            return node.style.color;
+        };
+        const { backgroundImage } = getComputedStyle(document.querySelector("#camera-legend .scale"));
+        return [backgroundImage, probe(tint(0)), probe(tint(1))];
+    """
+    scale, lowest, highest = page.execute_script(script)
+    assert scale == f"linear-gradient(to right, {lowest}, {highest})"
+
+
 def test_overview_shows_the_results_of_the_setting(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder)
     for setting in ("complete", "rt"):

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config import ConfigError, check_resumable, get_cfg, load_config, warn_about_unused
+from config import ConfigError, check_resumable, get_cfg, load_config, stored_config, warn_about_unused
 from config.validate import NO_EFFECT, NOT_IMPLEMENTED, flatten
 
 ROOT = Path(__file__).parent.parent.parent
@@ -126,13 +126,23 @@ REFUSED = {
     "key in the wrong section": (["MODEL.BASE_LR", "1"], ["SOLVER.BASE_LR"]),
     "key without section": (["SEED", "1"], ["SOLVER.SEED"]),
     "lower case": (["model.head", "2"], ["MODEL.HEAD"]),
-    "nothing near": (["QQQQ.ZZZZ", "2"], ["MODEL"]),
+    "nothing near": (
+        ["QQQQ.ZZZZ", "2"],
+        ["the sections are DATALOADER, DATASETS, INPUT, MODEL, SOLVER, TEST,"],
+    ),
     "value missing": (["MODEL.HEAD"], ["MODEL.HEAD", "KEY VALUE"]),
     "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "a whole number", "many"]),
     "fraction for a whole number": (["SOLVER.MAX_EPOCHS", "1.5"], ["SOLVER.MAX_EPOCHS"]),
-    "number for a switch": (["MODEL.HDM", "1"], ["MODEL.HDM", "a switch"]),
+    "number for a switch": (["MODEL.HDM", "2"], ["MODEL.HDM", "True or False", "not '2'"]),
+    "fraction for a switch": (["MODEL.HDM", "1.0"], ["MODEL.HDM", "True or False"]),
+    "text for a switch": (["MODEL.HDM", "maybe"], ["MODEL.HDM", "True or False", "maybe"]),
+    "switch for a choice of numbers": (["MODEL.DIRECT", "True"], ["MODEL.DIRECT", "one of 0, 1"]),
+    "key and value in one word": (["MODEL.HDM=True"], ["write MODEL.HDM True, not MODEL.HDM=True"]),
+    "two of them": (["MODEL.HDM=True", "MODEL.HEAD=2"], ["write MODEL.HDM True, not MODEL.HDM=True"]),
+    "a list in one word": (["INPUT.SIZE_TRAIN=[8, 8]"], ["write INPUT.SIZE_TRAIN '[8, 8]', not"]),
     "number for a list": (["INPUT.SIZE_TRAIN", "256"], ["INPUT.SIZE_TRAIN", "a list"]),
-    "a section": (["MODEL", "1"], ["MODEL"]),
+    "text for a list": (["MODEL.SLIM_LAYERS", "some"], ["MODEL.SLIM_LAYERS takes a list of numbers, not"]),
+    "a section": (["MODEL", "1"], ["MODEL is a section", "MODEL.DEVICE"]),
     "ATM without HDM": (["MODEL.ATM", "True"], ["MODEL.ATM", "MODEL.HDM"]),
     "sparse ratio 0": (["MODEL.SDTPS_SPARSE_RATIO", "0.0"], ["SDTPS_SPARSE_RATIO", "above 0"]),
     "sparse ratio above 1": (["MODEL.SDTPS_SPARSE_RATIO", "1.1"], ["SDTPS_SPARSE_RATIO", "1.1"]),
@@ -144,6 +154,23 @@ REFUSED = {
     ),
     "stride above the patch": (["MODEL.STRIDE_SIZE", "[32, 32]"], ["STRIDE_SIZE", "16"]),
     "sizes differ": (["INPUT.SIZE_TEST", "[128, 64]"], ["SIZE_TRAIN", "SIZE_TEST"]),
+    "a million workers": (["DATALOADER.NUM_WORKERS", "1000000"], ["NUM_WORKERS", "between 0 and 256"]),
+    "a huge image": (
+        ["INPUT.SIZE_TRAIN", "[100000, 100000]", "INPUT.SIZE_TEST", "[100000, 100000]"],
+        ["INPUT.SIZE_TRAIN", "two whole numbers between 1 and 4096"],
+    ),
+    "a large image": (
+        ["INPUT.SIZE_TRAIN", "[4096, 4096]", "INPUT.SIZE_TEST", "[4096, 4096]"],
+        ["INPUT.SIZE_TRAIN [4096, 4096]", "MODEL.STRIDE_SIZE [16, 16]", "65536 patches", "10000"],
+    ),
+    "a dense grid": (["MODEL.STRIDE_SIZE", "[1, 1]"], ["MODEL.STRIDE_SIZE [1, 1]", "27233 patches"]),
+    "no step": (["MODEL.STRIDE_SIZE", "[0, 16]"], ["MODEL.STRIDE_SIZE", "between 1 and"]),
+    "padding above the image": (["INPUT.PADDING", "128"], ["INPUT.PADDING (128)", "[256, 128]"]),
+    "a huge batch": (["SOLVER.IMS_PER_BATCH", "8192"], ["SOLVER.IMS_PER_BATCH", "between 1 and 4096"]),
+    "a huge test batch": (["TEST.IMS_PER_BATCH", "8192"], ["TEST.IMS_PER_BATCH", "between 1 and 4096"]),
+    "an endless training": (["SOLVER.MAX_EPOCHS", "1000000"], ["MAX_EPOCHS", "between 1 and 100000"]),
+    "an endless slimming": (["MODEL.SLIM_WARMUP_EPOCHS", "1000000"], ["SLIM_WARMUP_EPOCHS", "100000"]),
+    "a thousand heads": (["MODEL.HEAD", "5000"], ["MODEL.HEAD", "between 1 and 1024"]),
     "size with one number": (["INPUT.SIZE_TRAIN", "[256]"], ["INPUT.SIZE_TRAIN", "two"]),
     "batch not divisible": (["SOLVER.IMS_PER_BATCH", "60"], ["IMS_PER_BATCH", "NUM_INSTANCE"]),
     "one identity per batch": (["SOLVER.IMS_PER_BATCH", "8"], ["IMS_PER_BATCH", "identities"]),
@@ -154,6 +181,9 @@ REFUSED = {
     "prompt tuning": (["MODEL.PROMPT", "True"], ["MODEL.PROMPT", "not implemented"]),
     "negative learning rate": (["SOLVER.BASE_LR", "-1.0"], ["SOLVER.BASE_LR", "above 0"]),
     "empty output": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
+    "blank output": (["OUTPUT_DIR", " "], ["OUTPUT_DIR is empty"]),
+    "number for a pair": (["SOLVER.STEPS", "30"], ["a list of numbers such as [40, 70]"]),
+    "a small key in one word": (["model.hdm=on"], ["write model.hdm on, not model.hdm=on"]),
     "unknown reaction to a broken image": (["DATALOADER.ON_ERROR", "ignore"], ["ON_ERROR", "stop", "skip"]),
     "infinite": (["SOLVER.GAMMA", "1e999"], ["SOLVER.GAMMA", "finite", "inf"]),
     "infinite in a list": (["INPUT.PIXEL_MEAN", "[0.5, 1e999, 0.5]"], ["INPUT.PIXEL_MEAN", "finite"]),
@@ -222,35 +252,115 @@ def test_settings_with_an_effect_are_not_complained_about(caplog: pytest.LogCapt
 BAD_FILES = {
     "not YAML": ("MODEL: [", "not valid YAML"),
     "a list": ("- 1", "sections"),
-    "a value for a section": ("MODEL: 3", "MODEL"),
+    "a value for a section": ("MODEL: 3", "MODEL is a section"),
     "a date that does not exist": ("MODEL:\n  NAME: 2024-13-45", "not valid YAML"),
-    "brackets without end": ("[" * 500, "not valid YAML"),
-    "a section within itself": ("MODEL: &a\n  HEAD: *a", "MODEL.HEAD takes a whole number"),
+    "a date for a text": ("MODEL:\n  NAME: 2024-12-24", "MODEL.NAME takes a text such as 'DeMo', not"),
+    "a switch for a text": ("MODEL:\n  NAME: on", "MODEL.NAME takes a text such as 'DeMo', not True; put"),
+    "brackets without end": ("[" * 5000, "nested too deeply"),
+    "a section within itself": ("MODEL: &a\n  HEAD: *a", "a value that contains itself (line 1)"),
     "not a number": ("INPUT:\n  PIXEL_STD: [0.5, .nan, 0.5]", "INPUT.PIXEL_STD takes finite numbers"),
     "a section too deep": ("MODEL:\n  HEAD:\n    X: 1", "MODEL.HEAD takes a whole number"),
+    "a section twice": ("MODEL:\n  HEAD: 2\nTEST:\nMODEL:\n  HDM: on", "has 'MODEL' twice, in lines 1 and 4"),
+    "a key twice": ("MODEL:\n  HEAD: 2\n  HEAD: 4", "has 'HEAD' twice, in lines 2 and 3"),
+    "a key twice, spelled differently": ("MODEL.HEAD: 2\nMODEL:\n  HEAD: 4", "has 'MODEL.HEAD' twice"),
+    "a key twice in braces": ("MODEL: {HEAD: 2, 'HEAD': 4}", "has 'HEAD' twice, in lines 1 and 1"),
+    "a large file": ("# " + "a" * 100_000, "more than 100000 bytes"),
+    "not text": ("MODEL:\n  NAME: \udcff", "is not text in UTF-8: byte 16 is 0xff"),
 }
 
 
 @pytest.mark.parametrize(("text", "mention"), BAD_FILES.values(), ids=BAD_FILES.keys())
 def test_bad_files_are_refused_with_their_name(text: str, mention: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.yml"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError) as caught:
         load_config(file)
     assert "bad.yml" in str(caught.value)
     assert mention in str(caught.value)
 
 
+def _doubling(first: str, line: str, depth: int = 60) -> str:
+    """A file in which each line uses the one before it ten times."""
+    return "\n".join([first, *(line.format(now=f"a{n}", past=f"a{n - 1}") for n in range(1, depth))])
+
+
+BOMBS = {
+    "lists": _doubling("a0: &a0 [x, x]", "{now}: &{now} [*{past}, *{past}, *{past}, *{past}, *{past}]"),
+    "merge keys": _doubling("a0: &a0 {x: 1}", "{now}: &{now} {{<<: [*{past}, *{past}, *{past}, *{past}]}}"),
+    "mappings": _doubling("a0: &a0 {x: 1}", "{now}: &{now} {{x: *{past}, y: *{past}, z: *{past}}}"),
+    "a chain": _doubling("a0: &a0 [x]", "{now}: &{now} [*{past}]", depth=4000),
+}
+
+
+@pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
+def test_alias_bombs_end_at_once_in_one_short_sentence(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "bomb.yml"
+    file.write_text(f"{text}\nMODEL:\n  HEAD: *a3\n")
+    with pytest.raises(
+        ConfigError, match=r"bomb\.yml (has more than 10000 values|is nested too deeply)"
+    ) as caught:
+        load_config(file)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "earlier", [BOMBS["merge keys"], "MODEL: [", "MODEL:\n  HEAD: 2\n  HEAD: 4", "text", ""]
+)
+def test_a_checkpoint_with_a_bad_configuration_is_refused(earlier: str) -> None:
+    with pytest.raises(ConfigError, match=r"^checkpoint last\.pth is damaged: its configuration"):
+        stored_config(earlier, "last.pth")
+
+
+def test_aliases_and_merge_keys_still_work(tmp_path: Path) -> None:
+    file = tmp_path / "some.yml"
+    file.write_text(
+        "INPUT:\n  SIZE_TRAIN: &size [128, 64]\n  SIZE_TEST: *size\n"
+        "MODEL: &model\n  <<: {HEAD: 2, HDM: on}\n  HEAD: 8\n"
+    )
+    cfg = load_config(file)
+    assert (cfg.INPUT.SIZE_TEST, cfg.MODEL.HEAD, cfg.MODEL.HDM) == ([128, 64], 8, True)
+
+
+def test_a_section_without_settings_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "some.yml"
+    file.write_text("MODEL:\n  # HEAD: 8\nTEST:\n")
+    assert load_config(file) == load_config(None)
+
+
+@pytest.mark.parametrize("place", ["folder", "/dev/zero"])
+def test_what_is_no_file_is_named(place: str, tmp_path: Path) -> None:
+    path = tmp_path if place == "folder" else Path(place)
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory|has more than 100000 bytes"):
+        load_config(path)
+
+
+ON, OFF = ("True", "true", "TRUE", "yes", "On", "1"), ("False", "false", "FALSE", "no", "Off", "0")
+SPELLINGS = {
+    "MODEL.HDM": (True, False),
+    "TEST.FEAT_NORM": ("yes", "no"),
+    "TEST.RE_RANKING": ("yes", "no"),
+    "MODEL.IF_LABELSMOOTH": ("on", "off"),
+}
+
+
+@pytest.mark.parametrize("key", SPELLINGS)
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_a_switch_takes_every_spelling_in_the_file_and_on_the_command_line(
+    key: str, quote: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "some.yml"
+    for texts, meant in zip((ON, OFF), SPELLINGS[key], strict=True):
+        for text in texts:
+            file.write_text(f"{key}: {quote}{text}{quote}")
+            assert dict(flatten(load_config(file)))[key] == meant
+            assert dict(flatten(load_config(None, [key, text])))[key] == meant
+
+
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yml does not exist"):
         load_config(tmp_path / "nowhere.yml")
-
-
-def test_yaml_reads_unquoted_yes_and_off_as_booleans_and_we_take_them_back(tmp_path: Path) -> None:
-    file = tmp_path / "some.yml"
-    file.write_text("TEST:\n  FEAT_NORM: no\n  RE_RANKING: yes\nMODEL:\n  IF_LABELSMOOTH: off\n")
-    cfg = load_config(file)
-    assert (cfg.TEST.FEAT_NORM, cfg.TEST.RE_RANKING, cfg.MODEL.IF_LABELSMOOTH) == ("no", "yes", "off")
+    with pytest.raises(ConfigError, match=f"nowhere.yml does not exist in {Path.cwd()}$"):
+        load_config("nowhere.yml")
 
 
 @pytest.mark.parametrize(
@@ -274,6 +384,7 @@ def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
     cfg = load_config(None, [])
     older = "\n".join(line for line in cfg.dump().splitlines() if "SLIM_" not in line)
     assert older != cfg.dump()
-    check_resumable(older, cfg, force=False)
+    stored = stored_config(older, "last.pth")
+    check_resumable(stored, cfg, force=False)
     with pytest.raises(ConfigError, match=r"MODEL\.SLIM_LAYERS"):
-        check_resumable(older, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
+        check_resumable(stored, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)

@@ -54,7 +54,7 @@ def rgbnt201(tmp_path: Path) -> Path:
 
 def read_instead(monkeypatch: pytest.MonkeyPatch, splits: Splits) -> None:
     """Let the reader of RGBNT201 yield these."""
-    source = replace(build.SOURCES["RGBNT201"], read=lambda folder: splits)
+    source = replace(build.SOURCES["RGBNT201"], read=lambda folder, *, test_only=False: splits)
     monkeypatch.setitem(build.SOURCES, "RGBNT201", source)
 
 
@@ -238,7 +238,10 @@ def test_cameras_without_training_images_are_logged(
     assert "no training images" not in caplog.text  # without SIE the camera does not matter
     cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", choice])
     build_data(cfg)
-    assert f"test cameras [5] have no training images; their embedding is {choice}" in caplog.text
+    assert (
+        f"no training images of the test cameras 5 (counted from 0); their embedding is {choice}"
+        in caplog.text
+    )
 
 
 def test_cameras_without_training_images_can_be_refused(
@@ -247,7 +250,7 @@ def test_cameras_without_training_images_can_be_refused(
     splits = splits_with_a_new_test_camera(cfg)
     read_instead(monkeypatch, splits)
     cfg.merge_from_list(["MODEL.SIE_CAMERA", True, "TEST.UNSEEN_CAMERA", "error"])
-    with pytest.raises(DatasetError, match=r"test cameras \[5\] .*; see TEST\.UNSEEN_CAMERA"):
+    with pytest.raises(DatasetError, match=r"test cameras 5 .*; set TEST\.UNSEEN_CAMERA to mean or zero"):
         build_data(cfg)
 
 
@@ -257,7 +260,7 @@ def test_scenes_without_training_images_can_be_refused(
     splits = build.SOURCES["RGBNT201"].read(rgbnt201)
     read_instead(monkeypatch, splits._replace(query=tuple(replace(r, scene_id=3) for r in splits.query)))
     cfg.merge_from_list(["MODEL.SIE_VIEW", True, "TEST.UNSEEN_CAMERA", "error"])
-    with pytest.raises(DatasetError, match=r"test scenes \[3\] .*; see TEST\.UNSEEN_CAMERA"):
+    with pytest.raises(DatasetError, match=r"test scenes 3 .*; set TEST\.UNSEEN_CAMERA to mean or zero"):
         build_data(cfg)
 
 
@@ -293,7 +296,9 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
 
 def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:
     cfg.DATASETS.NAMES = "Market1501"
-    with pytest.raises(ValueError, match=r"unknown data set 'Market1501'.*\['MSVR310', .*'WMVeID863'\]"):
+    with pytest.raises(
+        ValueError, match=r"unknown data set 'Market1501'.* choose from MSVR310, .*, WMVeID863$"
+    ):
         build_data(cfg)
 
 

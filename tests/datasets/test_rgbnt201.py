@@ -76,7 +76,7 @@ def test_leftovers_of_file_managers_are_ignored_and_endings_may_differ(root: Pat
 def test_unparsable_name_is_an_error(root: Path, name: str) -> None:
     write_split(root / "train_171", [name])
     message = error_of(root)
-    assert message.startswith("1 problem(s)")
+    assert message.startswith("1 problem with")
     assert f"train_171/RGB/{name}" in message
 
 
@@ -86,7 +86,7 @@ def test_missing_partner_is_an_error(root: Path, split: str, modality: str) -> N
     name = (TRAIN if split == "train_171" else TEST)[0]
     (root / split / modality / name).unlink()
     message = error_of(root)
-    assert message.startswith("1 problem(s)")
+    assert message.startswith("1 problem with")
     assert f"{name} has no partner in {modality}\n" in message
     assert "000001_cam1_0_00.jpg" in message, "the message says what the folder should look like"
 
@@ -98,7 +98,7 @@ def test_one_error_lists_the_first_offenders_and_counts_all(root: Path) -> None:
 
     message = error_of(root)
 
-    assert message.startswith("8 problem(s)")
+    assert message.startswith("8 problems with")
     assert str(root) in message
     assert [name in message for name in names] == [True] * 5 + [False] * 2
     assert "000100_cam1_0_00.jpg has no partner in RGB and NI" in message
@@ -114,7 +114,7 @@ def test_missing_and_empty_folders_are_one_problem_each(root: Path) -> None:
 
     message = error_of(root)
 
-    assert message.startswith("2 problem(s)")
+    assert message.startswith("2 problems with")
     assert "train_171/NI is empty" in message
     assert "test/TI is missing" in message
 
@@ -149,14 +149,14 @@ def test_a_folder_that_cannot_be_read_is_an_error(root: Path, monkeypatch: pytes
 
     monkeypatch.setattr(os, "scandir", refuse)
     message = error_of(root)
-    assert message.startswith("2 problem(s)")
+    assert message.startswith("2 problems with")
     assert "the folder train_171/TI cannot be read (Permission denied)" in message
 
 
 def test_names_are_shown_on_one_line(root: Path) -> None:
     write_split(root / "test", ["line\nbreak.jpg", os.fsdecode(b"\xff.jpg"), "\u202eright to left.jpg"])
     lines = error_of(root).splitlines()
-    assert lines[0].startswith("3 problem(s)")
+    assert lines[0].startswith("3 problems with")
     assert lines[1:4] == [
         f"  test/RGB/{name} is not named like 000001_cam1_0_00.jpg"
         for name in ("line\\nbreak.jpg", "\\u202eright to left.jpg", "\\udcff.jpg")
@@ -170,7 +170,7 @@ def test_missing_root_is_an_error(tmp_path: Path) -> None:
 def test_identity_in_both_splits_is_an_error(root: Path) -> None:
     write_split(root / "test", ["000007_cam1_0_00.jpg"])
     message = error_of(root)
-    assert message.startswith("1 problem(s)")
+    assert message.startswith("1 problem with")
     assert "identity 000007 is in both" in message
 
 
@@ -184,7 +184,7 @@ def test_masks_are_found_by_stem(root: Path) -> None:
 def test_incomplete_or_foreign_masks_are_errors(root: Path) -> None:
     write_split(root / "test", ["000009_cam3_1_00.png", "000044_cam1_0_00.png"], folders=["MASK"])
     message = error_of(root)
-    assert message.startswith("2 problem(s)")
+    assert message.startswith("2 problems with")
     assert "test/MASK/000002_cam1_0_00.png is missing" in message
     assert "test/MASK/000044_cam1_0_00.png belongs to no image" in message
 
@@ -192,7 +192,7 @@ def test_incomplete_or_foreign_masks_are_errors(root: Path) -> None:
 def test_empty_mask_folder_is_one_problem(root: Path) -> None:
     (root / "test" / "MASK").mkdir()
     message = error_of(root)
-    assert message.startswith("1 problem(s)")
+    assert message.startswith("1 problem with")
     assert "the folder test/MASK is empty" in message
 
 

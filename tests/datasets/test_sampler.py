@@ -131,8 +131,11 @@ def test_number_of_batches_may_change_and_len_follows() -> None:
 
 
 def test_too_few_identities_is_an_error() -> None:
-    with pytest.raises(ValueError, match="needs 4 identities, but there are only 3"):
+    with pytest.raises(ValueError, match=r"needs 4 training identities, but there are 3; set .* to 6$"):
         IdentitySampler([0, 0, 1, 2], num_instances=2, batch_size=8, seed=0)
+    IdentitySampler([0, 0, 1, 2], num_instances=2, batch_size=6, seed=0)  # the remedy works
+    with pytest.raises(ValueError, match=r"there are 1; training needs 2 or more$"):
+        IdentitySampler([0, 0], num_instances=2, batch_size=8, seed=0)
 
 
 @pytest.mark.parametrize(("num_instances", "batch_size"), [(4, 10), (0, 8), (4, 0)])

@@ -224,8 +224,13 @@ class TestCache:
             (scratch / "drawn" / "train_171").mkdir(parents=True)
         two_hours_ago = time.time() - 7200
         os.utime(killed, (two_hours_ago, two_hours_ago))
+        mine = tmp_path / ".Synthetic-drawing-by-hand"
+        mine.mkdir()
+        (mine / "sketch.png").write_text("precious")
+        os.utime(mine, (two_hours_ago, two_hours_ago))
         ensure_synthetic(tmp_path, spec=MINI)
-        assert sorted(os.listdir(tmp_path)) == [running.name, "Synthetic"]
+        assert sorted(os.listdir(tmp_path)) == [mine.name, running.name, "Synthetic"]
+        assert (mine / "sketch.png").read_text() == "precious"
 
     def test_set_that_another_process_finished_first_is_used(
         self, mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -251,6 +256,66 @@ class TestCache:
         with pytest.raises(DatasetError, match=r"stamp\.json"):
             ensure_synthetic(tmp_path, spec=MINI)
         assert precious.read_text() == "years of work"
+
+    @pytest.mark.parametrize("name", ["test/RGB/mine.jpg", "mine.jpg", "train_171/RGB/000099_cam1_0_00.jpg"])
+    def test_foreign_file_does_not_lead_to_a_new_drawing(self, tmp_path: Path, name: str) -> None:
+        folder = ensure_synthetic(tmp_path, spec=MINI)
+        (folder / name).write_text("precious")
+        before = write_times(folder)
+        assert ensure_synthetic(tmp_path, spec=MINI) == folder
+        assert write_times(folder) == before
+
+    @pytest.mark.parametrize(
+        "name", ["test/RGB/mine.jpg", "notes/mine.txt", "train_171/RGB/000099_cam1_0_00.jpg"]
+    )
+    @pytest.mark.parametrize("cause", ["lost file", "other seed", "other spec", "unreadable stamp"])
+    def test_set_with_foreign_files_is_not_drawn_anew(self, tmp_path: Path, name: str, cause: str) -> None:
+        folder = ensure_synthetic(tmp_path, spec=MINI)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("precious")
+        if cause == "lost file":
+            (folder / "test" / "TI" / "000004_cam1_0_00.jpg").unlink()
+        if cause == "unreadable stamp":
+            (folder / "stamp.json").write_text("[]")
+        spec = replace(MINI, train_shots=1) if cause == "other spec" else MINI
+        before = contents(folder)
+        with pytest.raises(DatasetError, match=rf"must be drawn anew, but .*{name} was not drawn"):
+            ensure_synthetic(tmp_path, seed=int(cause == "other seed"), spec=spec)
+        assert contents(folder) == before
+        assert os.listdir(tmp_path) == ["Synthetic"]
+
+    def test_foreign_file_that_comes_while_drawing_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = ensure_synthetic(tmp_path, spec=MINI)
+        draw_all = synthetic._draw_all
+
+        def disturbed(drawn: Path, seed: int, spec: SyntheticSpec) -> int:
+            (folder / "mine.txt").write_text("precious")
+            return draw_all(drawn, seed, spec)
+
+        monkeypatch.setattr(synthetic, "_draw_all", disturbed)
+        with pytest.raises(DatasetError, match=r"mine\.txt was not drawn"):
+            ensure_synthetic(tmp_path, seed=1, spec=MINI)
+        assert (folder / "mine.txt").read_text() == "precious"
+        assert os.listdir(tmp_path) == ["Synthetic"]
+
+    def test_links_are_read_but_not_replaced(self, mini: Path, tmp_path: Path) -> None:
+        (tmp_path / "Synthetic").symlink_to(mini)
+        assert ensure_synthetic(tmp_path, spec=MINI) == tmp_path / "Synthetic"
+        before = contents(mini)
+        with pytest.raises(DatasetError, match="is a symbolic link"):
+            ensure_synthetic(tmp_path, seed=1, spec=MINI)
+        assert (tmp_path / "Synthetic").is_symlink()
+        assert contents(mini) == before
+        (tmp_path / "Other").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(DatasetError, match="is a symbolic link"):
+            ensure_synthetic(tmp_path, name="Other", spec=MINI)
+        assert (tmp_path / "Other").is_symlink()
+
+    def test_smaller_set_takes_the_place_of_a_larger_one(self, mini: Path, tmp_path: Path) -> None:
+        ensure_synthetic(tmp_path, spec=replace(MINI, train_shots=3))
+        assert contents(ensure_synthetic(tmp_path, spec=MINI)) == contents(mini)
 
     def test_empty_folder_is_filled(self, mini: Path, tmp_path: Path) -> None:
         (tmp_path / "Synthetic").mkdir()

@@ -90,7 +90,9 @@ def error_of(name: str, vehicles: Vehicles) -> list[str]:
         SOURCES[name].read(vehicles.folder)
     head, *lines, layout = str(caught.value).splitlines()
     problems = SOURCES[name].scan(vehicles.folder).problems
-    assert head == f"{len(problems)} problem(s) with the data set in {vehicles.folder}:"
+    assert (
+        head == f"{len(problems)} problem{'s' * (len(problems) > 1)} with the data set in {vehicles.folder}:"
+    )
     assert vehicles.example in layout
     assert [f"  {problem.message}" for problem in problems[:5]] == lines[:5]
     return [problem.message for problem in problems]

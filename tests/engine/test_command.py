@@ -1,4 +1,6 @@
+import errno
 import shlex
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -38,14 +40,55 @@ def test_several_processes_go_on_with_torchrun(monkeypatch: pytest.MonkeyPatch) 
     assert resume_command() == "torchrun --nproc_per_node=4 train_net.py --resume"
 
 
-def test_memory_that_runs_out_is_explained(caplog: pytest.LogCaptureFixture) -> None:
+SHORTAGES = [
+    (torch.OutOfMemoryError(), "CUDA ran out of memory: lower SOLVER.IMS_PER_BATCH"),
+    (MemoryError("Caught MemoryError in DataLoader worker process 0."), "memory ran out: lower SOLVER.IMS"),
+    (
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+        ),
+        "memory ran out: lower SOLVER.IMS_PER_BATCH",
+    ),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory ran out: lower SOLVER.IMS_PER_BATCH"),
+    (OSError(errno.EMFILE, "Too many open files"), "raise the limit, for instance with ulimit -n 4096"),
+    (RuntimeError("unable to open shared memory object </torch_1> : Too many open files (24)"), "ulimit -n"),
+    (
+        RuntimeError(
+            "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device"
+        ),
+        "with --shm-size=8g, or set DATALOADER.NUM_WORKERS 0",
+    ),
+    (
+        RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that …"),
+        "with --shm-size=8g, or set DATALOADER.NUM_WORKERS 0",
+    ),
+    (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "a loader process was killed"),
+]
+
+
+@pytest.mark.parametrize(("error", "remedy"), SHORTAGES, ids=lambda value: str(value)[:30])
+def test_what_runs_out_is_named_with_its_remedy(
+    error: Exception, remedy: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.unraisablehook", sys.unraisablehook)  # is put back
+
     def command(_: Sequence[str] | None) -> None:
-        raise torch.OutOfMemoryError
+        raise error
 
     with pytest.raises(SystemExit) as caught:
         run_command(command)
     assert caught.value.code == 2
-    assert "lower SOLVER.IMS_PER_BATCH" in caplog.records[-1].message
+    assert remedy in caplog.records[-1].message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), OSError(errno.EIO, "Input/output error")])
+def test_a_defect_keeps_its_stack_trace(error: Exception) -> None:
+    def command(_: Sequence[str] | None) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        run_command(command)
+    assert caught.value is error
 
 
 def test_resume_does_not_take_a_key_for_its_checkpoint() -> None:

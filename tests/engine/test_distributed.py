@@ -2,17 +2,20 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 
-from conftest import ROOT, SMALL_MODEL
+from conftest import ROOT, SMALL_MODEL, be_rank_1, is_running
 from engine.distributed import World
+from structures import UserError
 
 # HDM's dropout has no setting, as in DeMo; without it nothing is random.
 WITHOUT_DROPOUT = """
@@ -34,6 +37,37 @@ def fail(self, *args):
     return step(self, *args)
 Trainer._train_step = fail
 """
+STALL = """
+import os, time
+from datetime import timedelta
+from pathlib import Path
+import engine.distributed
+from engine.train import Trainer
+engine.distributed.TIME_LIMIT = timedelta(seconds=6)
+engine.distributed.ANSWER_TIME = timedelta(seconds=2)
+step = Trainer._train_step
+def stall(self, *args):
+    while os.environ["RANK"] == "1" and self.progress.step == 2:
+        time.sleep(0.1)
+        if self.stop.signal:
+            os._exit(1)
+    return step(self, *args)
+Trainer._train_step = stall
+ready = [Path(f"{sys.argv[-1]}.{rank}") for rank in "01"]
+ready[int(os.environ["RANK"])].touch()
+while not all(path.exists() for path in ready):  # the imports may take one of them longer than the limit
+    time.sleep(0.1)
+"""
+TELL_PIDS = """
+import os
+from pathlib import Path
+from engine.train import Trainer
+step = Trainer._train_step
+def tell(self, *args):
+    Path(f"{self.folder}.{os.getpid()}").touch()
+    return step(self, *args)
+Trainer._train_step = tell
+"""
 
 
 @pytest.fixture
@@ -49,13 +83,15 @@ def settings(mini_settings: list[str]) -> list[str]:
     return ["--config_file", str(SMALL_MODEL), *mini_settings, *rates, *parts, *length]
 
 
-def run(processes: int, settings: list[str], script: Path, fault: str = "") -> subprocess.Popen[str]:
+def run(
+    processes: int, settings: list[str], script: Path, fault: str = "", **environment: str
+) -> subprocess.Popen[str]:
     script.write_text(WITHOUT_DROPOUT.format(fault=fault))
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     return subprocess.Popen(
         [sys.executable, *(launcher if processes > 1 else []), str(script), *settings],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -103,24 +139,97 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
 
 
 def test_a_process_that_dies_ends_the_job_with_its_error(tmp_path: Path, settings: list[str]) -> None:
-    process = run(2, [*settings, "OUTPUT_DIR", str(tmp_path / "run")], tmp_path / "script.py", FAULT)
-    output, _ = process.communicate(timeout=120)
+    more = ["DATALOADER.NUM_WORKERS", "2", "OUTPUT_DIR", str(tmp_path / "run")]
+    process = run(2, [*settings, *more], tmp_path / "script.py", FAULT)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode != 0
     assert "rank 1 is broken" in output
-    assert time.time() - (tmp_path / "run" / "fault").stat().st_mtime < 60
+    assert time.time() - (tmp_path / "run" / "fault").stat().st_mtime < 100
 
 
-def test_a_signal_stops_all_processes_after_the_same_step(tmp_path: Path, settings: list[str]) -> None:
+def test_a_process_that_stalls_is_named_and_ends_the_job(tmp_path: Path, settings: list[str]) -> None:
+    process = run(2, [*settings, "OUTPUT_DIR", str(tmp_path / "run")], tmp_path / "script.py", STALL)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert "rank 1 has ended, or has not answered for 0.1 minutes" in output
+
+
+HANDLE_USR1 = {"PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGUSR1"}
+"""As `torchrun --signals-to-handle …`; without it SIGUSR1 kills torchrun."""
+
+
+@pytest.mark.parametrize(
+    ("number", "environment", "found"),
+    [
+        (signal.SIGTERM, {}, "SIGTERM"),
+        (signal.SIGUSR1, HANDLE_USR1, "SIGUSR1"),
+        (signal.SIGUSR1, {}, "SIGTERM"),  # by the system, when torchrun has died
+    ],
+    ids=["SIGTERM", "SIGUSR1", "torchrun dies"],
+)
+def test_a_signal_to_torchrun_stops_all_processes_after_the_same_step(
+    tmp_path: Path,
+    settings: list[str],
+    number: signal.Signals,
+    environment: dict[str, str],
+    found: str,
+) -> None:
     folder = tmp_path / "run"
-    endless = ["SOLVER.MAX_EPOCHS", "500", "SOLVER.EVAL_PERIOD", "500"]
-    process = run(2, [*settings, *endless, "OUTPUT_DIR", str(folder)], tmp_path / "script.py")
+    endless = ["SOLVER.MAX_EPOCHS", "500", "SOLVER.EVAL_PERIOD", "500", "OUTPUT_DIR", str(folder)]
+    process = run(2, [*settings, *endless], tmp_path / "script.py", TELL_PIDS, **environment)
     deadline = time.monotonic() + 90
     while not (folder / "last.pth").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert "stopped by SIGTERM" in output
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)  # until the last process has closed the pipe
+    assert f"stopped by {found}" in output
     assert len(torch.load(folder / "last.pth", weights_only=True)["random"]) == 2
+    pids = [int(path.suffix[1:]) for path in tmp_path.glob("run.*")]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(is_running, pids))
+
+
+LEFTOVERS = {
+    "RANK=1": "RANK is set, but WORLD_SIZE is not",
+    "WORLD_SIZE=1": "WORLD_SIZE is set, but RANK is not",
+    "LOCAL_RANK=0": "LOCAL_RANK is set, but RANK is not",
+    "RANK=first WORLD_SIZE=2": "RANK is 'first', not a number",
+    "RANK=-1 WORLD_SIZE=2": "RANK is '-1', not a number",
+    "RANK=0 WORLD_SIZE=": "WORLD_SIZE is '', not a number",
+    "RANK=2 WORLD_SIZE=2": "RANK (2) must be below WORLD_SIZE (2)",
+    "RANK=0 WORLD_SIZE=2": "WORLD_SIZE is 2, but LOCAL_RANK is not set",
+    "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0": "WORLD_SIZE is 2, but MASTER_ADDR is not set",
+}
+
+
+@pytest.mark.parametrize("environment", LEFTOVERS)
+def test_what_another_program_left_in_the_environment_is_named(
+    environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pair in environment.split():
+        monkeypatch.setenv(*pair.split("="))
+    with pytest.raises(UserError, match=re.escape(LEFTOVERS[environment])):
+        World.from_environment()
+
+
+def test_torchrun_and_a_single_process_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert World.from_environment() == World(0, 1, 0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert World.from_environment() == World(0, 1, 0)
+    be_rank_1(monkeypatch)
+    assert World.from_environment() == World(1, 2, 1)
+
+
+def test_processes_that_do_not_meet_are_told_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_rank_1(monkeypatch)
+    monkeypatch.setattr("engine.distributed.TIME_LIMIT", timedelta(seconds=1))
+    expected = r"2 processes should meet at localhost:1, but did not .* start them with torchrun, or unset"
+    with pytest.raises(UserError, match=expected), World(1, 2, 1).joined(torch.device("cpu")):
+        pass
 
 
 def test_one_process_needs_no_group() -> None:

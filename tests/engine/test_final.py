@@ -99,7 +99,9 @@ def test_the_summary_and_the_log_say_which_number_is_which(
     with caplog.at_level("INFO"):
         trainer = make_trainer(split, 0.1, 0.4, 0.3)
         scores = finish(trainer, test_split)
-        write_metrics(tmp_path, epochs=trainer.progress.epochs, scores=scores, cost=FreeOfCharge())
+        trainer.progress.environments = [{"threads": 1}]
+        write_metrics(tmp_path, progress=trainer.progress, scores=scores, cost=FreeOfCharge())
+    assert json.loads((tmp_path / "metrics.json").read_text())["environments"] == [{"threads": 1}]
     summary = json.loads((tmp_path / "metrics.json").read_text())["summary"]
     assert list(summary) == ["last epoch", f"best on {split}"]
     assert (summary["last epoch"]["epoch"], summary[f"best on {split}"]["epoch"]) == (3, 2)

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from config import load_config
 from conftest import SMALL_MODEL
-from engine.meter import Meter, Reading
+from engine.finite import NonFiniteLossError
+from engine.meter import Meter, Reading, StepNumbers, format_duration
 from engine.results import EvaluationResult
 from engine.run_state import Progress, TrainSettings
 from engine.train import Trainer
@@ -34,17 +35,18 @@ class ToyBoard:
         self.points[tag, step] = value
 
 
-def measured(lag: int) -> Meter:
+def measured(lag: int, *, mixed_precision: bool = True) -> Meter:
     """A meter after three steps, the second of which overflowed."""
     board: Any = ToyBoard()
     progress = Progress(epoch=1, step=10)
-    meter = Meter(progress, epochs=3, board=board, lag=lag)
+    meter = Meter(progress, epochs=3, board=board, lag=lag, mixed_precision=mixed_precision)
     meter.begin_epoch(3, {"heads + backbone": 0.5})
     for loss, norm in zip((1.0, 2.0, 6.0), NORMS, strict=True):
         progress.step += 1
         progress.steps_in_epoch += 1
         reading = Reading({"gradient_norm": torch.tensor(norm)})
-        meter.book({"loss": loss, "accuracy": 0.5}, reading, num_images=12)
+        numbers = StepNumbers({"loss": loss, "accuracy": 0.5}, reading, lambda: "the second step is bad")
+        meter.book(numbers, num_images=12)
     return meter
 
 
@@ -78,6 +80,28 @@ def test_every_number_ends_in_the_sums_and_in_tensorboard_at_its_own_step(lag: i
 def test_a_norm_that_is_still_on_its_way_does_not_spoil_the_mean() -> None:
     assert measured(lag=0).details() == "gradient 2.67 lr heads + backbone 5.00e-01"
     assert measured(lag=1).details() == "gradient 1.50 lr heads + backbone 5.00e-01"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_without_mixed_precision_a_norm_that_is_not_finite_ends_the_run_when_it_is_read(lag: int) -> None:
+    with pytest.raises(NonFiniteLossError, match="the second step is bad"):
+        measured(lag, mixed_precision=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "00:00:00"), (3723, "01:02:03"), (86399.6, "1d 00:00:00"), (93784, "1d 02:03:04")],
+)
+def test_durations_of_more_than_a_day_show_the_days(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_the_remaining_time_does_not_wrap_at_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", lambda: 0.0)
+    meter = measured(lag=0)
+    meter.epochs = 7  # 21 steps, of which 8 are left
+    monkeypatch.setattr("time.perf_counter", lambda: 3 * 36000.0)
+    assert meter.remaining() == "3d 08:00:00"
 
 
 class Questions(TorchDispatchMode):

@@ -1,10 +1,12 @@
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from toy_training import FreeOfCharge
 
+from engine.files import save_json
 from engine.results import (
     EvaluationResult,
     log_results,
@@ -100,13 +102,81 @@ def test_all_numbers_are_saved(tmp_path: Path, results: dict[str, EvaluationResu
     assert content["cost"] == {"gflops": 0}
 
 
+SCORES = {"pattern_1": {"mAP": 30.0, "rank_1": 40, "skipped": 0}, "samples": 12}
+EPOCHS = [
+    {"epoch": 1, "loss": 2.0, "accuracy": 0.1, "lr": {"all": 0.1}},
+    {"epoch": 2, "loss": 1, "accuracy": 0.5, "validation": SCORES},
+]
+SUMMARY = {"last epoch": SCORES, "untrained": SCORES}
+
+
 def test_history_of_the_run_that_made_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = str(tmp_path / "best.pth")
     assert read_history(weights) == {"choice": ""}
-    (tmp_path / "metrics.json").write_text('{"epochs": [1], "summary": {"a": 2}, "cost": 3}')
-    assert read_history(weights) == {"choice": "", "epochs": [1], "summary": {"a": 2}}
+    history = {"epochs": EPOCHS, "summary": SUMMARY}
+    save_json(tmp_path / "metrics.json", {**history, "cost": 3})
+    assert read_history(weights) == {"choice": "", **history}
     assert not caplog.records
-    for broken in ("{", "[]", '{"epochs": []}'):
-        (tmp_path / "metrics.json").write_text(broken)
-        assert read_history(weights) == {"choice": ""}
-    assert caplog.text.count("training is not shown") == 3
+
+
+def strange_histories() -> dict[str, str]:
+    """Files that are not what a run writes, by what is wrong with them."""
+
+    def with_epoch(**changes: object) -> str:
+        return json.dumps({"epochs": [EPOCHS[0], {**EPOCHS[1], **changes}], "summary": SUMMARY})
+
+    def with_control(control: object) -> str:
+        return json.dumps({"epochs": EPOCHS, "summary": {**SUMMARY, "untrained": control}})
+
+    return {
+        "not JSON": "{",
+        "no text": "\udcff",
+        "too deep": "[" * 100_000,
+        "a list": "[]",
+        "null": "null",
+        "a number": "3",
+        "an unfinished run": json.dumps({"epochs": EPOCHS}),
+        "epochs by name": json.dumps({"epochs": {"1": EPOCHS[0]}, "summary": SUMMARY}),
+        "epochs that are text": json.dumps({"epochs": "12", "summary": SUMMARY}),
+        "epochs that are numbers": json.dumps({"epochs": [1, 2], "summary": SUMMARY}),
+        "epochs that are null": json.dumps({"epochs": [None], "summary": SUMMARY}),
+        "an epoch without a loss": json.dumps({"epochs": [{"epoch": 1}], "summary": SUMMARY}),
+        "a loss that is text": with_epoch(loss="1.0"),
+        "a loss that is a switch": with_epoch(loss=True),
+        "an accuracy that is a list": with_epoch(accuracy=[0.5]),
+        "an epoch that is null": with_epoch(epoch=None),
+        "scores that are null": with_epoch(validation=None),
+        "scores that are a list": with_epoch(validation=[1]),
+        "scores of no pattern": with_epoch(validation={"samples": 3}),
+        "scores that are text": with_epoch(validation={"pattern_1": "good"}),
+        "an mAP that is null": with_epoch(validation={"pattern_1": {"mAP": None, "rank_1": 1.0}}),
+        "an mAP that is nested": with_epoch(validation={"pattern_1": {"mAP": {"a": 1}, "rank_1": 1.0}}),
+        "no rank 1": with_epoch(test={"pattern_1": {"mAP": 1.0}}),
+        "a summary that is a list": json.dumps({"epochs": EPOCHS, "summary": [SUMMARY]}),
+        "a summary that is null": json.dumps({"epochs": EPOCHS, "summary": None}),
+        "a control that is null": with_control(None),
+        "a control that is a number": with_control(3),
+        "a control without scores": with_control({}),
+        "a control with scores that are lists": with_control({"pattern_3": [1, 2]}),
+        "a control with a score that is text": with_control({"pattern_3": {"mAP": "1", "rank_1": 1}}),
+    }
+
+
+@pytest.mark.parametrize("case", strange_histories())
+def test_a_strange_history_is_left_out_with_a_warning(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = strange_histories()[case].encode(errors="surrogateescape")
+    (tmp_path / "metrics.json").write_bytes(content)
+    assert read_history(str(tmp_path / "best.pth")) == {"choice": ""}
+    assert caplog.text.count("training is not shown") == 1
+    assert (tmp_path / "metrics.json").read_bytes() == content
+
+
+def test_a_history_that_is_not_a_file_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "metrics.json")
+    assert read_history(str(tmp_path / "best.pth")) == {"choice": ""}
+    (tmp_path / "metrics.json").unlink()
+    (tmp_path / "metrics.json").mkdir()
+    assert read_history(str(tmp_path / "best.pth")) == {"choice": ""}
+    assert caplog.text.count("training is not shown") == 2

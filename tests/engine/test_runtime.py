@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.runtime import choose_device, keep_freed_memory, seed_everything, setup_log
+from conftest import be_rank_1
+from engine.runtime import (
+    choose_device,
+    describe_software,
+    git_commit,
+    keep_freed_memory,
+    seed_everything,
+    setup_log,
+)
 from structures import UserError
 
 
 def test_only_the_main_process_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
+    be_rank_1(monkeypatch)
     setup_log(tmp_path / "log.txt")
     assert not (tmp_path / "log.txt").exists()
     assert not logging.getLogger("modeling").isEnabledFor(logging.WARNING)
@@ -36,7 +44,7 @@ def test_each_of_several_processes_takes_its_own_device(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto", "0", local_rank=1) == torch.device("cuda", 1)
-    with pytest.raises(UserError, match="2 CUDA devices"):
+    with pytest.raises(UserError, match="this machine has 2; set torchrun's --nproc_per_node to 2"):
         choose_device("auto", "0", local_rank=2)
 
 
@@ -45,6 +53,14 @@ def test_seed() -> None:
     first = torch.rand(3)
     seed_everything(5)
     assert torch.equal(first, torch.rand(3))
+
+
+def test_the_commit_is_unknown_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit() == "unknown"
+    assert "commit unknown" in describe_software()
+    (tmp_path / "git").write_text("not a program")  # and no permission to run it
+    assert git_commit() == "unknown"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")

@@ -1,6 +1,8 @@
+import itertools
 import json
 import math
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
 from conftest import ToyModel
-from engine.checkpoint import load_checkpoint
+from engine.checkpoint import load_checkpoint, save_checkpoint
+from engine.finite import NonFiniteLossError
 from engine.interrupt import RunStopped
 from engine.meter import Reading
 from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
-from engine.train import NonFiniteLossError, Trainer, gradient_norm
+from engine.train import Trainer, gradient_norm
 from structures import ModalBatch, ModelOutput, UserError
 
 BatchMaker = Callable[..., ModalBatch]
@@ -184,7 +189,7 @@ def run_with_signal(trainer: Trainer, number: signal.Signals, at_step: int) -> N
         handle.remove()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("at_step", [1, 3, 5])
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
@@ -295,17 +300,246 @@ def test_a_checkpoint_of_another_model_is_refused(
         make_trainer(TrainSettings(epochs=1), results(0.1)).resume(content)
 
 
-def test_steps_with_overflowing_gradients_have_no_gradient_norm(
-    make_trainer: Callable[..., Trainer], toy_model: ToyModel
+def use_mixed_precision(trainer: Trainer) -> None:
+    """As on CUDA, where the gradient norm is read a step later."""
+    trainer.lag = 1
+    trainer.mixed_precision = True
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+
+def overflow(toy_model: ToyModel, *steps: int) -> None:
+    """Make the gradient infinite in these steps, counted from 1."""
+    count = itertools.count(1)
+    hook = toy_model.linear.weight.register_hook
+    hook(lambda gradient: gradient * math.inf if next(count) in steps else gradient)
+
+
+def test_steps_that_mixed_precision_leaves_out_have_no_gradient_norm(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Mixed precision meets such steps and leaves them out; their norm would spoil the mean and the JSON."""
-    trainer = make_trainer(TrainSettings(epochs=1), results(0.1), lr=0.0)
-    trainer.lag = 1  # as on CUDA
-    toy_model.linear.weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
-    trainer.optimizer.register_step_pre_hook(lambda optimizer, *_: optimizer.zero_grad())
+    """Their norm would spoil the mean and the JSON; many of them are worth a warning."""
+    trainer = make_trainer(TrainSettings(epochs=2), results(0.1, 0.2))
+    use_mixed_precision(trainer)
+    overflow(toy_model, 1, 3)
     trainer.run()
-    assert trainer.progress.epochs[0]["skipped_steps"] == 1.0
-    assert "gradient_norm" not in trainer.progress.epochs[0]
+    first, second = trainer.progress.epochs
+    assert first["skipped_steps"] == pytest.approx(2 / 3)
+    assert math.isfinite(first["gradient_norm"])
+    assert "skipped_steps" not in second
+    assert "epoch 1: 2 of 3 steps were left out, since their gradients overflowed" in caplog.text
+    assert "epoch 2: " not in caplog.text
+
+
+def test_an_epoch_without_a_step_stops_the_run_and_keeps_what_was_saved(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, tmp_path: Path
+) -> None:
+    trainer = make_trainer(TrainSettings(epochs=3), results(0.1, 0.2, 0.3))
+    use_mixed_precision(trainer)
+    overflow(toy_model, 4, 5, 6)
+    message = r"no step of epoch 2 was taken, .* all 3 steps overflowed .*last\.pth is kept as it was"
+    with pytest.raises(NonFiniteLossError, match=message):
+        trainer.run()
+    assert load_checkpoint(tmp_path / "last.pth")["progress"]["epoch"] == 1
+
+
+class SavedFiles:
+    """What the run folder holds when the second epoch begins."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.folder = trainer.folder
+        trainer.on_epoch = self.remember
+
+    def read(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.glob("*.*")}
+
+    def remember(self, epoch: int) -> None:
+        if epoch == 2:
+            self.before = self.read()
+
+
+@pytest.mark.parametrize(("bad_step", "what"), [(5, "loss"), (6, "gradient")])
+def test_an_infinite_gradient_that_is_read_late_stops_the_run_before_anything_is_saved(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, bad_step: int, what: str
+) -> None:
+    """The order of CUDA without mixed precision, in the middle of an epoch and in its last step."""
+    trainer = make_trainer(TrainSettings(epochs=3, checkpoint_period=1), results(0.1, 0.2, 0.3))
+    trainer.lag = 1
+    files = SavedFiles(trainer)
+    overflow(toy_model, bad_step)
+    message = rf"the {what} is not finite in epoch 2, step 6: .* images: 000000\.jpg"
+    with pytest.raises(NonFiniteLossError, match=message):
+        trainer.run()
+    assert not toy_model.linear.weight.isfinite().all()  # the step was taken, and nobody saw it yet
+    assert files.read() == files.before
+    assert set(files.before) == {"last.pth", "best.pth", "epoch_1.pth", "metrics.json"}
+
+
+@pytest.mark.parametrize("what", ["the weights are", "the state of the optimiser is"])
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("eval_period", [1, 3])
+def test_a_good_checkpoint_is_never_overwritten_by_one_that_is_not_finite(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, what: str, stopped: bool, eval_period: int
+) -> None:
+    """The loss and its gradient are finite, and the step overflows all the same."""
+    settings = TrainSettings(epochs=3, checkpoint_period=1, eval_period=eval_period)
+    trainer = make_trainer(settings, results(0.1, 0.2, 0.3))
+    trainer.optimizer = torch.optim.Adam([{"params": toy_model.parameters(), "lr": 0.1, "name": "all"}])
+    files = SavedFiles(trainer)
+
+    def spoil(*_: object) -> None:
+        if trainer.progress.step == 5:
+            moments = trainer.optimizer.state[toy_model.linear.bias]
+            spoiled = toy_model.linear.bias.data if what == "the weights are" else moments["exp_avg_sq"]
+            spoiled[0] = math.inf
+            if stopped:
+                signal.raise_signal(signal.SIGTERM)
+
+    trainer.optimizer.register_step_post_hook(spoil)
+    message = (
+        rf"{what} not finite .* after step 6; .*last\.pth is kept as it was, and --resume --force goes on"
+    )
+    with pytest.raises(NonFiniteLossError, match=message):
+        trainer.run()
+    assert files.read() == files.before
+    toy_model.linear.bias.data.zero_()
+    resumed = make_trainer(settings, results(0.2, 0.3))
+    resumed.optimizer = torch.optim.Adam([{"params": toy_model.parameters(), "lr": 0.1, "name": "all"}])
+    resumed.resume(load_checkpoint(trainer.folder / "last.pth"))
+    resumed.run()
+
+
+def test_without_a_checkpoint_the_message_says_so(
+    make_trainer: Callable[..., Trainer], toy_model: ToyModel, tmp_path: Path
+) -> None:
+    trainer = make_trainer(TrainSettings(epochs=1), results(0.1))
+
+    def spoil(*_: object) -> None:
+        if trainer.progress.step == 2:
+            toy_model.linear.weight.data.fill_(math.nan)
+
+    trainer.optimizer.register_step_post_hook(spoil)
+    with pytest.raises(NonFiniteLossError, match="after step 3; nothing has been saved yet: lower SOLVER"):
+        trainer.run()
+    assert not (tmp_path / "last.pth").exists()
+
+
+def points(folder: Path) -> dict[str, list[int]]:
+    """The steps of every curve and picture that TensorBoard shows of a folder."""
+    shown = EventAccumulator(str(folder), purge_orphaned_data=True)
+    shown.Reload()
+    scalars = {tag: [point.step for point in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
+    return scalars | {tag: [picture.step for picture in shown.Images(tag)] for tag in shown.Tags()["images"]}
+
+
+@pytest.mark.parametrize("moment", ["_evaluate_epoch", "_show_evaluation", "_train_step", "first step"])
+def test_tensorboard_shows_every_point_once_after_a_run_died_and_was_resumed(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    settings = TrainSettings(epochs=3)
+
+    def make(*scores: float) -> Trainer:
+        trainer = make_trainer(settings, results(*scores))
+        trainer.draw_pictures = lambda: {"kept": torch.zeros(3, 2, 2)}
+        return trainer
+
+    def die(*_: object) -> None:
+        (last_epoch, step) = (trainer.progress.epoch, trainer.progress.step)
+        if (last_epoch, step) == ((0, 1) if moment == "first step" else (1, 5 if "train" in moment else 6)):
+            raise OSError("the machine is gone")
+
+    trainer = make(0.1, 0.2, 0.3)
+    name = "_train_step" if moment == "first step" else moment
+    usual = getattr(trainer, name)
+
+    def dies_after(*args: Any) -> Any:
+        found = usual(*args)
+        die()
+        return found
+
+    monkeypatch.setattr(trainer, name, dies_after)
+    with pytest.raises(OSError, match="the machine is gone"):
+        trainer.run()
+    left = () if moment == "first step" else (0.2, 0.3)
+    resumed = make(*(left or (0.1, 0.2, 0.3)))
+    if left:
+        resumed.resume(load_checkpoint(tmp_path / "last.pth"))
+    resumed.run()
+    again = make(0.3)  # a finished run is scored again, and draws nothing
+    again.resume(load_checkpoint(tmp_path / "last.pth"))
+    again.run()
+
+    steps = points(tmp_path / "tensorboard")
+    assert steps.keys() >= {"train/loss", "train/gradient_norm", "lr/all"}
+    assert all(found == [1, 2, 3, 4, 5, 6, 7, 8, 9] for found in steps.values()), steps
+    epochs = points(tmp_path / "tensorboard" / "evaluation")
+    assert epochs.keys() == {"test/mAP_pattern_1", "test/rank_1_pattern_1", "kept"}
+    assert all(found == [1, 2, 3] for found in epochs.values()), epochs
+
+
+def test_points_are_on_disk_before_the_checkpoint_that_counts_them(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is killed right after it has nothing left to draw."""
+    shown = []
+    write = RecordWriter.write
+
+    def write_slowly(writer: RecordWriter, record: bytes) -> None:
+        time.sleep(0.01)
+        write(writer, record)
+
+    monkeypatch.setattr(RecordWriter, "write", write_slowly)
+
+    def save(path: Path, **content: Any) -> None:
+        save_checkpoint(path, **content)
+        if path.name == "last.pth":
+            boards = (tmp_path / "tensorboard", tmp_path / "tensorboard" / "evaluation")
+            curves = [points(board) for board in boards]
+            shown.append([curves[0]["train/loss"], curves[1].get("test/mAP_pattern_1", [])])
+
+    monkeypatch.setattr("engine.train.save_checkpoint", save)
+    make_trainer(TrainSettings(epochs=1), results(0.1)).run()
+    assert shown == [[[1, 2, 3], []], [[1, 2, 3], [1]]]
+
+
+def test_what_a_run_was_computed_with_is_kept_and_a_change_is_named(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(TrainSettings(epochs=1), results(0.1)).run()
+    (environment,) = load_checkpoint(tmp_path / "last.pth")["progress"]["environments"]
+    assert environment == {
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "processor": environment["processor"],
+        "device": "cpu",
+        "processes": 1,
+    }
+    assert environment["processor"]
+    resumed = make_trainer(TrainSettings(epochs=2), results(0.2))
+    resumed.resume(load_checkpoint(tmp_path / "last.pth"))
+    assert "something else" not in caplog.text
+
+    now = {**environment, "threads": 7, "torch": "1.0"}
+    changed = make_trainer(TrainSettings(epochs=2), results(0.2))
+    changed.environment = now
+    changed.resume(load_checkpoint(tmp_path / "last.pth"))
+    named = f"(threads {torch.get_num_threads()} → 7, torch {torch.__version__} → 1.0)"
+    assert f"the run goes on with something else than before {named}" in caplog.text
+    changed.run()
+    assert json.loads((tmp_path / "metrics.json").read_text())["environments"] == [environment, now]
+
+
+def test_a_checkpoint_that_does_not_say_what_it_was_computed_with_is_resumed(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As earlier versions have written it."""
+    make_trainer(TrainSettings(epochs=1), results(0.1)).run()
+    content = load_checkpoint(tmp_path / "last.pth")
+    del content["progress"]["environments"]
+    resumed = make_trainer(TrainSettings(epochs=2), results(0.2))
+    resumed.resume(content)
+    resumed.run()
+    assert "something else" not in caplog.text
+    assert resumed.progress.environments == [resumed.environment]
 
 
 def test_images_that_were_replaced_are_listed_once_at_the_end(

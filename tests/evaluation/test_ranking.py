@@ -265,7 +265,7 @@ def test_cmc_length() -> None:
 
 
 def test_impossible_inputs_are_refused() -> None:
-    with pytest.raises(ValueError, match="none of the 1 queries has a right match"):
+    with pytest.raises(ValueError, match="none of the 1 queries can be scored"):
         rank_line([0.0, 1.0], gallery_ids=[7, 5], gallery_cameras=[0, 1])
     with pytest.raises(ValueError, match="the gallery is empty"):
         rank_line([], [], [])

@@ -39,7 +39,8 @@ def plain_rerank(query: np.ndarray, gallery: np.ndarray, k1: int, k2: int, weigh
             shared = np.float16(0)
             for left, right in zip(weights[i], weights[len(query) + j], strict=True):
                 shared += min(left, right)
-            jaccard = 1 - shared / (2 - shared)
+            # A plain 1 or 2 would make it double precision in NumPy 1.
+            jaccard = np.float16(1) - shared / (np.float16(2) - shared)
             result[i, j] = jaccard * np.float16(1 - weight) + weight * distances[i, len(query) + j]
     return result
 

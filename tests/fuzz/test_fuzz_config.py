@@ -84,6 +84,12 @@ ODD_TEXTS = (
     "True",
     "true",
     "yes",
+    "OFF",
+    " on",
+    "0",
+    "0.0",
+    "MODEL.HDM=True",
+    "MODEL.HDM=",
     "1is 2",
     '"\\d"',
     "{[]: 1}",
@@ -160,11 +166,22 @@ pairs = st.one_of(
 )
 
 
+SPELLINGS = dict.fromkeys(("true", "yes", "on", "1"), "on") | dict.fromkeys(
+    ("false", "no", "off", "0"), "off"
+)
+
+
 def meaning(key: str, text: str) -> Any:
     """What a text means as the value of a key, told apart from the code: by the type of the default."""
     default = DEFAULTS[key]
     if key == "TEST.MISS" and text.lower() in ("nothing", "none", "no", ""):
         return "nothing"
+    word = text.strip().lower()
+    if word in SPELLINGS and (isinstance(default, bool) or default in ("yes", "no", "on", "off")):
+        is_on = SPELLINGS[word] == "on"
+        if isinstance(default, bool):
+            return is_on
+        return ("on" if is_on else "off") if default.startswith("o") else ("yes" if is_on else "no")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -257,6 +274,16 @@ yaml_texts = st.one_of(
             "MODEL: &a\n  HEAD: *a",
             "MODEL: &a\n  MODEL: *a",
             "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nMODEL:\n  HEAD: [*c, *c]",
+            "MODEL:\n  HEAD: 2\nMODEL:\n  HEAD: 4",
+            "MODEL:\n  HEAD: 2\n  HEAD: 4",
+            "MODEL.HEAD: 2\nMODEL: {HEAD: 4}",
+            "MODEL:\n  " + "x" * 5_000 + ": 2\n  " + "x" * 5_000 + ": 4",
+            "a: &a {<<: [*a]}",
+            "a0: &a0 {x: 1}\n"
+            + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 99)),
+            "a0: &a0 [x]\n" + "\n".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 12)),
+            "MODEL: {HEAD: [&a [x, x], &b [*a, *a], &c [*b, *b], &d [*c, *c], &e [*d, *d], [*e, *e]]}",
+            "MODEL: {<<: {HEAD: 2}, HEAD: 4}",
             "MODEL:\n  NAME: 2024-13-45",
             "MODEL:\n  NAME: !!timestamp x",
             "MODEL:\n  HDM: !!bool x",

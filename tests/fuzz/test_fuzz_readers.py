@@ -229,7 +229,9 @@ def test_random_folders(folder: Path, chosen: set[str], num_lost: int, only_good
         with pytest.raises(DatasetError) as caught:
             rgbnt201.read_rgbnt201(folder)
         head, *lines = str(caught.value).splitlines()
-        assert head.startswith(f"{len(scan.problems)} problem(s) with the data set in ")
+        assert head.startswith(
+            f"{len(scan.problems)} problem{'s' * (len(scan.problems) > 1)} with the data set in "
+        )
         assert lines[0] == f"  {scan.problems[0].message}"
         assert len(lines) == min(len(scan.problems), 5) + (len(scan.problems) > 5) + 1
     else:

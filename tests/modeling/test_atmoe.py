@@ -67,5 +67,7 @@ def test_queries_and_keys_have_no_bias(model: ATMoE) -> None:
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(UserError, match=r"MODEL.HEAD \(3\) must divide the token width \(16\)"):
+    with pytest.raises(
+        UserError, match=r"MODEL.HEAD \(3\) must divide the token width of the backbone \(16\)"
+    ):
         ATMoE(16, num_features=7, num_heads=3)

@@ -67,7 +67,7 @@ def test_stem_treats_each_image_by_itself() -> None:
 
 
 def test_stem_has_a_fixed_step() -> None:
-    with pytest.raises(UserError, match=r"fixed step of 8; set MODEL.STRIDE_SIZE \[8, 8\], not \(16, 16\)"):
+    with pytest.raises(UserError, match=r"fixed step of 8; set MODEL.STRIDE_SIZE \[8, 8\], not \[16, 16\]"):
         create_vit(STEM, img_size=(128, 64), stride=(16, 16))
 
 

@@ -106,5 +106,5 @@ def test_each_feature_depends_on_its_subset_alone(modality: Modality, part: str)
 
 
 def test_width_must_be_a_multiple_of_the_head_width() -> None:
-    with pytest.raises(UserError, match="multiple of 64, not 96"):
+    with pytest.raises(UserError, match="multiple of 64, but that of this backbone is 96"):
         HDM(96)

@@ -266,7 +266,7 @@ def test_unseen_view_is_not_taken_for_one_of_the_next_camera() -> None:
 
 
 def test_view_embedding_without_views_is_refused() -> None:
-    with pytest.raises(UserError, match=r"MODEL.SIE_VIEW is on, but RGBNT201 has no views"):
+    with pytest.raises(UserError, match=r"MODEL.SIE_VIEW is on, but RGBNT201 has one scene only"):
         build_small({"MODEL.SIE_VIEW": True})
 
 

@@ -87,3 +87,15 @@ def test_guide_class_compares_with_the_class_tokens_before_pife(make_batch: Make
     select = model.get_submodule("branches.sdtps.select")
     expected = select(tokens.patches, tokens.class_tokens)[0].scores
     assert torch.equal(scores[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("beta", "names"),
+    [("0.25", ["learned", "own", "ni", "ti"]), ("0.5", ["own", "ni", "ti"]), ("0.0", ["learned"])],
+)
+def test_sources_without_weight_are_left_out_of_the_selection(
+    beta: str, names: list[str], make_batch: MakeBatch
+) -> None:
+    selection = build("MODEL.SDTPS_BETA", beta).eval()(make_batch([0, 1], SIZE)).selection
+    assert selection is not None
+    assert list(selection.sources.rgb) == names

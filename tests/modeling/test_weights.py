@@ -4,6 +4,7 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -408,3 +409,69 @@ def test_imagenet_weights_do_not_pass_for_clip(
     state["head.weight"] = torch.zeros(512, 768)
     with pytest.raises(WeightsError, match=r"norm_pre\.weight"):
         load_pretrained(clip_models[1], save(state))
+
+
+def test_a_container_that_holds_itself(save: Callable[..., Path]) -> None:
+    content: dict[str, Any] = {}
+    content["model"] = content
+    with pytest.raises(WeightsError, match="not a checkpoint"):
+        read_checkpoint(save(content))
+
+
+def test_text_is_not_taken_for_code(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    path.write_text("hello, these are no weights")
+    with pytest.raises(WeightsError, match="is truncated or damaged"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        torch.zeros(1, 1, 64, device="meta"),
+        torch.zeros(1, 1, 64).to_sparse(),
+        torch.zeros(1).expand(1, 1, 64),
+    ],
+    ids=["meta", "sparse", "expanded"],
+)
+def test_tensors_that_do_not_hold_their_numbers(save: Callable[..., Path], damaged: Tensor) -> None:
+    with pytest.raises(WeightsError, match="cls_token is not a plain array"):
+        load_model(small(), save({**small().state_dict(), "backbone.vit.cls_token": damaged}))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.int64, torch.complex64])
+def test_numbers_of_another_kind(save: Callable[..., Path], dtype: torch.dtype) -> None:
+    state = {**small(seed=1).state_dict(), "backbone.vit.cls_token": torch.ones(1, 1, 64, dtype=dtype)}
+    target = small()
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    with pytest.raises(WeightsError, match=r"cls_token holds \w+ values, the model needs float32"):
+        load_model(target, save(state))
+    assert all(torch.equal(before[name], value) for name, value in target.state_dict().items())
+    assert load_model(target, save(state), allow_partial=True).missing == ["backbone.vit.cls_token"]
+
+
+def test_a_refused_file_leaves_the_model_as_it_was(save: Callable[..., Path]) -> None:
+    state = {name: t for name, t in small(seed=1).state_dict().items() if "sdtps" not in name}
+    target = small()
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    with pytest.raises(WeightsError, match="entries are missing"):
+        load_model(target, save(state))
+    assert all(torch.equal(before[name], value) for name, value in target.state_dict().items())
+
+
+def test_a_position_embedding_without_positions(save: Callable[..., Path]) -> None:
+    state = {**small().state_dict(), "backbone.vit.pos_embed": torch.zeros(1, 0, 64)}
+    with pytest.raises(WeightsError, match="position embedding"):
+        load_model(small(), save(state))
+
+
+@pytest.mark.parametrize("extra", [{}, {"pos_embed": torch.zeros(3)}])
+def test_a_distilled_backbone_without_positions(save: Callable[..., Path], extra: dict[str, Tensor]) -> None:
+    state = {"patch_embed.proj.weight": torch.zeros(2), "dist_token": torch.zeros(1, 1, 192), **extra}
+    with pytest.raises(WeightsError, match="does not fit this configuration"):
+        load_pretrained(build(*DEIT), save(state))
+
+
+def test_a_classifier_that_is_one_number(save: Callable[..., Path]) -> None:
+    state = {**small().state_dict(), "heads.ori.classifier.weight": torch.tensor(1.0)}
+    assert "for 0 ids" in load_model(small(), save(state)).dropped[0]

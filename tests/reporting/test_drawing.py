@@ -1,8 +1,8 @@
 """Figures: where things go, what is drawn, and the files."""
 
+import io
 import re
 from itertools import product
-from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -24,8 +24,7 @@ from reporting.figures import (
     draw_ranks,
 )
 from reporting.pictures import Maps
-from reporting.plane import RIGHT, WRONG, save_figure
-from structures import UserError
+from reporting.plane import ENDINGS, RIGHT, WRONG, figure_files
 
 PERSON, VEHICLE = (8, 4), (4, 8)  # height and width of images
 
@@ -100,41 +99,29 @@ def test_maps_name_triples_modalities_views_and_colours() -> None:
     assert found.count("image") == found.count("attention") == 3
 
 
-def test_files_are_as_wide_as_asked_with_fonts_that_publishers_take(tmp_path: Path) -> None:
+def test_files_are_as_wide_as_asked_with_fonts_that_publishers_take() -> None:
     figure = draw_maps(maps_of(2), ["first", "second"], width=3.5)
-    paths = save_figure(figure, tmp_path / "new" / "folder", "maps")
-    assert [path.name for path in paths] == ["maps.pdf", "maps.png"]
-    assert sorted((tmp_path / "new" / "folder").iterdir()) == paths
-    pdf = paths[0].read_bytes()
+    files = figure_files(figure)
+    assert tuple(files) == ENDINGS == (".pdf", ".png")
+    pdf = files[".pdf"]
     box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
     assert box is not None
     assert float(box[1]) == 3.5 * 72
     assert b"/FontFile2" in pdf
     assert b"/Type3" not in pdf
-    assert matplotlib.image.imread(paths[1]).shape[1] == 3.5 * 300
+    assert matplotlib.image.imread(io.BytesIO(files[".png"])).shape[1] == 3.5 * 300
 
 
-def test_a_figure_drawn_twice_gives_the_same_files(tmp_path: Path) -> None:
+def test_a_figure_drawn_twice_gives_the_same_files() -> None:
     contents = []
-    for name in ("a", "b"):
+    for _ in range(2):
         figure = draw_ranks([[cell(None, "id 1"), cell(True, "id 1")]], width=3.0)
-        contents.append([path.read_bytes() for path in save_figure(figure, tmp_path, name)])
+        contents.append(figure_files(figure))
     assert contents[0] == contents[1]
 
 
-def test_drawing_leaves_no_trace_in_matplotlib(tmp_path: Path) -> None:
+def test_drawing_leaves_no_trace_in_matplotlib() -> None:
     before = dict(matplotlib.rcParams)
-    save_figure(draw_maps(maps_of(1), ["only"], width=7.0), tmp_path, "maps")
+    figure_files(draw_maps(maps_of(1), ["only"], width=7.0))
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    figure = draw_maps(maps_of(1), ["only"], width=7.0)
-    with pytest.raises(UserError, match=r"file.*maps\.pdf cannot be written"):
-        save_figure(figure, tmp_path / "file", "maps")
-    (tmp_path / "maps.pdf").mkdir()
-    with pytest.raises(UserError, match=r"maps\.pdf cannot be written"):
-        save_figure(figure, tmp_path, "maps")
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "maps.pdf"}  # nothing half-written

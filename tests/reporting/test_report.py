@@ -17,8 +17,10 @@ import torch
 from engine.evaluate import evaluate_settings
 from engine.results import EvaluationResult
 from evaluation.evaluator import RetrievalEvaluator
+from evaluation.selection import SelectionMetrics
+from reporting.folder import ReportFolder
 from reporting.report import LIST_LENGTH, About, ReportWriter
-from reporting.summary import control_data, training_data
+from reporting.summary import control_data, selection_data, training_data
 from structures import (
     MISSING_SETTINGS,
     HeadOutput,
@@ -28,7 +30,6 @@ from structures import (
     PerModality,
     Role,
     Selection,
-    UserError,
 )
 
 NUM_TRIPLES = 12
@@ -110,7 +111,7 @@ class Written:
             setting: RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
             for setting in MISSING_SETTINGS
         }
-        writer = ReportWriter(folder, ABOUT)
+        writer = ReportWriter(ReportFolder(folder), ABOUT)
         self.outputs: list[Any] = []
 
         def observe(batch: ModalBatch, outputs: Any) -> None:
@@ -206,6 +207,13 @@ def test_the_summary(written: Written) -> None:
         assert row["cmc"][0] == pytest.approx(row["rank_1"], abs=0.01)
 
 
+def test_selection_is_compared_with_chance_the_best_and_the_same_patches() -> None:
+    metrics = SelectionMetrics(PerModality(0.5, 0.4, 0.3), 0.25, 0.75, PerModality(0.45, 0.35, 0.3))
+    data = selection_data(metrics)
+    assert data.pop("same_patches") == pytest.approx({"RGB": 45, "NI": 35, "TI": 30})
+    assert data == pytest.approx({"RGB": 50, "NI": 40, "TI": 30, "chance": 25, "best_possible": 75})
+
+
 def test_the_lists_are_the_rankings(written: Written) -> None:
     for setting, pattern in (("complete", 3), ("nt", 1)):
         content = written.data(f"ranking_{setting}_{pattern}")
@@ -250,28 +258,6 @@ def test_the_selections(written: Written) -> None:
                 selection.weights.of(modality)[in_batch],
                 atol=1 / 255,
             )
-
-
-def test_an_earlier_report_is_replaced_and_other_folders_are_not(
-    tmp_path: Path, make_batch: Callable[..., ModalBatch]
-) -> None:
-    folder = tmp_path / "report"
-    Written(folder, make_batch, SelectingModel())
-    (folder / "from_before.txt").write_text("")
-    again = Written(folder, make_batch, SelectingModel())
-    assert "from_before.txt" in again.seen_while_writing  # it stays until the new one is complete
-    assert not (folder / "from_before.txt").exists()
-
-    mine = tmp_path / "thesis"
-    mine.mkdir()
-    (mine / "chapter.txt").write_text("irreplaceable")
-    with pytest.raises(UserError, match="thesis exists and is not a report"):
-        ReportWriter(mine, ABOUT)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="not a report"):
-        ReportWriter(tmp_path / "file", ABOUT)
-    with pytest.raises(UserError, match="cannot be written"):
-        ReportWriter(tmp_path / "file" / "below", ABOUT)
 
 
 class PlainModel(SelectingModel):

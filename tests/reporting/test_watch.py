@@ -81,7 +81,7 @@ def test_mode_and_random_numbers_stay_as_they_were(make_batch: Callable[..., Mod
 
 def train(folder: Path, settings: list[str], *more: str) -> list[dict[str, float]]:
     """Train with noise that depends on the random numbers drawn before; returns the losses of each epoch."""
-    noisy = ["MODEL.DROP_PATH", "0.2", "SOLVER.MAX_EPOCHS", "3", "SOLVER.EVAL_PERIOD", "2"]
+    noisy = ["MODEL.DROP_PATH", "0.2", "SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "2"]
     quick = ["TEST.CONTROLS", "False", "OUTPUT_DIR", str(folder)]
     train_entry.main(["--config_file", str(SMALL_MODEL), *settings, *noisy, *quick, *more])
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
@@ -89,7 +89,7 @@ def train(folder: Path, settings: list[str], *more: str) -> list[dict[str, float
 
 
 def images_of(folder: Path) -> EventAccumulator:
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
+    events = EventAccumulator(str(folder / "tensorboard" / "evaluation"), size_guidance={"images": 0})
     return events.Reload()
 
 
@@ -101,7 +101,7 @@ def test_a_run_shows_the_picture_of_every_evaluated_epoch_and_learns_as_without(
     events = images_of(tmp_path / "watched")
     assert events.Tags()["images"] == [PICTURE_NAME]
     pictures = events.Images(PICTURE_NAME)
-    assert [picture.step for picture in pictures] == [2, 3]
+    assert [picture.step for picture in pictures] == [2, 4]
     assert (pictures[0].height, pictures[0].width) == (3 * 128 + 2 * GAP, 8 * 64 + 7 * GAP)
     assert pictures[0].encoded_image_string != pictures[1].encoded_image_string  # the selection has changed
 

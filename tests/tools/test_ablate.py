@@ -242,6 +242,25 @@ def test_settings_that_have_changed_are_named(study: Study) -> None:
     assert {call[1] for call in study.calls()} == {"base/seed_4", "wide/seed_4"}
 
 
+def test_runs_with_different_numbers_of_threads_are_not_mixed(study: Study) -> None:
+    study.start()
+    study.calls()
+    study.start("--summary")
+    study.content["threads"] = 2
+    message = r"base/seed_1 was trained with 1 threads, but the study asks for 2, and their number changes"
+    for options in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            study.start(*options)
+    assert study.calls() == []
+    study.start("--summary")  # nothing is going to be trained, and all runs are of one kind
+    del study.content["threads"]
+    metrics = study.output / "wide" / "seed_1" / "metrics.json"
+    content = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps({**content, "environments": [{"threads": 5}]}))
+    with pytest.raises(UserError, match=r"wide/seed_1 was trained with 5 threads, but .*base/seed_1 with 1"):
+        study.start("--summary")
+
+
 def test_a_run_that_was_trained_anew_is_scored_anew(study: Study) -> None:
     study.start()
     study.calls()
@@ -289,6 +308,20 @@ def test_two_studies_do_not_share_a_folder(study: Study) -> None:
     study.start()
 
 
+@pytest.mark.parametrize("name", [".lock", "summary.md", "summary_curves.png", "base/seed_1/console.txt"])
+def test_a_link_in_the_place_of_a_file_of_the_study_is_refused(study: Study, name: str) -> None:
+    study.content["seeds"] = [1]
+    mine = study.folder / "mine"
+    mine.write_text("precious")
+    (study.output / name).parent.mkdir(parents=True)
+    (study.output / name).symlink_to(mine)
+    with pytest.raises(UserError, match=rf"{name} cannot be written: it is a symbolic link"):
+        study.start()
+    assert (study.output / name).is_symlink()
+    assert mine.read_text() == "precious"
+    assert not (study.output / "calls.txt").exists()
+
+
 def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     study.content["seeds"] = [1]
     run = study.output / "wide" / "seed_1"
@@ -310,6 +343,13 @@ def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.Ca
     assert "waiting for runs that an earlier start has left: wide/seed_1" in capsys.readouterr().out
 
 
+def test_an_impossible_output_is_refused_before_runs_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match=r"file/summary\.md cannot be written: Not a directory"):
+        ablate.main(["--compare", "a", "b", "--output", str(tmp_path / "file")])
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_two_runs_are_compared_by_their_queries_alone(
     study: Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -323,6 +363,11 @@ def test_two_runs_are_compared_by_their_queries_alone(
     assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
     assert "draws the seeds" not in out
     assert len(list((study.folder / "compared").iterdir())) == 5
+    assert "threads" not in out
+    record = study.output / "wide" / "seed_1" / "ablate.json"
+    record.write_text(record.read_text().replace('"threads": 1', '"threads": 2'))
+    ablate.main(["--compare", *runs])
+    assert "A was trained with [1] threads and B with [2], which alone changes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

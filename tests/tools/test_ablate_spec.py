@@ -49,12 +49,22 @@ def test_runs_are_folders_by_variant_and_seed_and_come_seed_by_seed(read: Read) 
     assert read(GOOD.replace("variants:\n", "variants:\n  first: {SOLVER.BASE_LR: 1}\n")).reference == "base"
 
 
-def test_jobs_devices_and_threads(read: Read) -> None:
+def test_jobs_devices_and_threads(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert (read(GOOD).jobs, read(GOOD + "devices: [0, 1]").jobs) == (1, 2)
     spec = read(GOOD + "devices: [2, 3]\njobs: 1\nthreads: 4")
     assert (spec.jobs, spec.devices, spec.num_threads(1)) == (1, ("2", "3"), 4)
     assert spec.runs()[0].cfg.MODEL.DEVICE_ID == "0"
     assert read(GOOD).num_threads(10_000) == 1
+
+
+def test_threads_of_the_environment_are_obeyed(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert read(GOOD).num_threads(10_000) == 3
+    assert read(GOOD + "threads: 4").num_threads(10_000) == 4
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(SpecError, match="OMP_NUM_THREADS is a whole number from 1, not 'many'"):
+        read(GOOD).num_threads(1)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +77,13 @@ def test_jobs_devices_and_threads(read: Read) -> None:
         (GOOD.replace("seeds: [1, 2]", ""), "seeds is missing"),
         (GOOD.replace("[1, 2]", "3"), "seeds is a list of whole numbers"),
         (GOOD.replace("[1, 2]", "[1, -2]"), "seeds is a list of whole numbers"),
-        (GOOD.replace("[1, 2]", "[2, 1, 2]"), "seeds: 2 appears twice"),
+        (GOOD.replace("[1, 2]", "[2, 1, 2]"), "seeds: 2 appears more than once"),
         (GOOD.replace("[1, 2]", "[99999999999]"), "SOLVER.SEED takes finite numbers"),
-        (GOOD + "  base: {SOLVER.BASE_LR: 1}", "'base' appears twice, again in line 5"),
-        (GOOD + "  Base: {SOLVER.BASE_LR: 1}", "small and capital letters alike: base appears twice"),
+        (GOOD + "  base: {SOLVER.BASE_LR: 1}", "the file has 'base' twice, in lines 4 and 5"),
+        (
+            GOOD + "  Base: {SOLVER.BASE_LR: 1}",
+            "small and capital letters alike: base appears more than once",
+        ),
         (GOOD + "  a/b: {}", "'a/b' cannot be a folder"),
         (GOOD + "  ..: {}", "'..' cannot be a folder"),
         (GOOD + "  summary.md: {}", "cannot be a folder"),
@@ -78,7 +91,7 @@ def test_jobs_devices_and_threads(read: Read) -> None:
         (GOOD + "  a: 3", "variant 'a' takes settings"),
         (GOOD + "  a: [SOLVER.BASE_LR]", "'SOLVER.BASE_LR' stands alone"),
         (GOOD + "  a: {SOLVER: {BASE_LR: 1}}", "write settings as SECTION.KEY: VALUE"),
-        (GOOD + "  a: [SOLVER.BASE_LR, 1, SOLVER.BASE_LR, 2]", "SOLVER.BASE_LR appears twice"),
+        (GOOD + "  a: [SOLVER.BASE_LR, 1, SOLVER.BASE_LR, 2]", "SOLVER.BASE_LR appears more than once"),
         (GOOD + "  a: {SOLVER.SEED: 1}", "must not set SOLVER.SEED"),
         (GOOD + "settings: {OUTPUT_DIR: x}", "must not set OUTPUT_DIR"),
         (GOOD + "  a: {MODEL.USE_SDTP: True}", "variant 'a': unknown key 'MODEL.USE_SDTP'; did you mean"),
@@ -87,18 +100,20 @@ def test_jobs_devices_and_threads(read: Read) -> None:
         (GOOD + "  a: {MODEL.USE_SDTPS: True}", "'base' and 'a' have the same settings"),
         (GOOD + "  a: {program: nowhere.py}", "the program nowhere.py does not exist"),
         (GOOD.replace(str(SMALL_MODEL), "nowhere.yml"), "nowhere.yml does not exist"),
-        (GOOD + "jobs: 0", "jobs is a whole number from 1"),
+        (GOOD + "jobs: 0", "jobs is a whole number from 1 to 1000"),
         (GOOD + "threads: many", "threads is a whole number from 1"),
         (GOOD + "devices: [0]\njobs: 2", "one run per device"),
-        (GOOD + "devices: [0, 0]", "devices: 0 appears twice"),
+        (GOOD + "devices: [0, 0]", "devices: 0 appears more than once"),
         (GOOD + "epoch: first", "epoch is one of last, best, not 'first'"),
         (GOOD + "epoch: best", "epoch: best needs DATASETS.VAL_IDS in every variant, but 'base' has 0"),
         (
             GOOD + "  a: {DATASETS.VAL_IDS: 0}\nsettings: {DATASETS.VAL_IDS: 4}\nepoch: best",
             "but 'a' has 0: its best epoch would be chosen on the test set",
         ),
-        (GOOD + "pattern: 4", r"pattern is one of \[1, 2, 3\]"),
-        ("base: &a [*a]\nseeds: [1]\nvariants: {base: {}}", "not valid YAML"),
+        (GOOD + "pattern: 4", "pattern is one of 1, 2, 3, not '4'"),
+        ("base: &a [*a]\nseeds: [1]\nvariants: {base: {}}", "a value that contains itself"),
+        (GOOD + "jobs: " + "9" * 5000, "jobs is a whole number from 1 to 1000"),
+        (GOOD.replace("[1, 2]", "[" + "9" * 5000 + "]"), "seeds is a list of whole numbers"),
     ],
 )
 def test_mistakes(read: Read, text: str, message: str) -> None:

@@ -5,7 +5,9 @@ import logging
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import SMALL_MODEL
 from structures import UserError
@@ -31,7 +33,24 @@ def _keep_log_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_clean_data_set_ends_with_status_0(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(root)
-    assert "192 files of 48 triples opened, 0 problem(s)" in caplog.text
+    assert "192 files of 48 triples opened, problems: 0" in caplog.text
+
+
+def test_pixel_formats_and_turned_files_are_counted(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = root / "RGBNT201" / "train_171" / "TI" / "000001_cam1_0_00.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    with Image.open(path) as image:
+        deep = np.asarray(image.convert("L")).astype(np.uint16) * 257
+    Image.fromarray(deep).save(path, format="PNG", exif=exif)
+    run(root, "--json", str(tmp_path / "report.json"))
+    assert "TI: 47 8-bit grey, 1 16-bit grey" in caplog.text
+    assert "1 file(s) with an EXIF flag, turned upright" in caplog.text
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["pixel_formats"]["TI"] == {"8-bit grey": 47, "16-bit grey": 1}
+    assert report["turned"] == 1
 
 
 def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
@@ -71,6 +90,19 @@ def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
 def test_user_errors(root: Path, arguments: list[str], mention: str) -> None:
     with pytest.raises(UserError, match=mention):
         run(root, *arguments)
+
+
+def test_an_impossible_report_is_refused_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.check_dataset.scan_data", lambda cfg: pytest.fail("the data were read"))
+    (tmp_path / "best.pth").write_text("precious")
+    (tmp_path / "link.json").symlink_to(tmp_path / "best.pth")
+    with pytest.raises(UserError, match=r"exists and is not a \.json file"):
+        run(tmp_path, "--json", str(tmp_path / "best.pth"))
+    with pytest.raises(UserError, match="symbolic link"):
+        run(tmp_path, "--json", str(tmp_path / "link.json"))
+    assert (tmp_path / "link.json").read_text() == "precious"
 
 
 def test_report_into_a_folder_of_its_name(root: Path, tmp_path: Path) -> None:

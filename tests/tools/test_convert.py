@@ -58,6 +58,22 @@ def test_an_existing_file_is_not_replaced(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.pth").read_text() == "precious"
 
 
+def test_impossible_outputs_are_refused_before_the_input_is_read(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere.pth")
+    (tmp_path / "file").write_text("precious")
+    for output, message in {
+        "dangling": "it is a symbolic link",
+        "file/out.pth": "Not a directory",
+        "absent/out.pth": "there is no folder",
+        ".": "it is a folder",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            convert([str(tmp_path / "unread.pth"), str(tmp_path / output), "--to", "demo"])
+    assert {path.name for path in tmp_path.iterdir()} == {"dangling", "file"}
+    assert (tmp_path / "dangling").is_symlink()
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_entries_without_a_name_elsewhere_are_refused(run: Path, tmp_path: Path) -> None:
     state = torch.load(run / "last.pth", weights_only=True)["model"]
     torch.save({**state, "novelty.weight": torch.zeros(1)}, tmp_path / "in.pth")

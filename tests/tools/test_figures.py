@@ -111,7 +111,7 @@ def test_a_model_without_selection_has_the_other_figures(
     plain = ["MODEL.USE_SDTPS", "False", "--allow_partial"]
     with pytest.raises(ConfigError, match=r"--kind selection.*MODEL\.USE_SDTPS"):
         draw(run, tmp_path, *plain, "--kind", "selection")
-    with pytest.raises(UserError, match="--pattern 2 is not one of the model's return patterns, 1"):
+    with pytest.raises(UserError, match="--pattern 2 is not a return pattern of this model; choose from 1"):
         draw(run, tmp_path, *plain, "--pattern", "2")
     written = draw(run, tmp_path, *plain, "--count", "1", "--top", "2")
     assert written == {name for name in FILES if "selection" not in name}
@@ -142,7 +142,7 @@ def test_queries_are_found_by_name_stem_and_row() -> None:
     assert find_queries([], triples, queries) == []
     with pytest.raises(UserError, match=r"no query is called 'a_3\.jpg'; nearest are a_2\.jpg"):
         find_queries(["a_3.jpg"], triples, queries)
-    with pytest.raises(UserError, match=r"no query is called '0'.*rows go from 0 to 3"):
+    with pytest.raises(UserError, match=r"no query is called '0'.*or give a row, from 1 to 3"):
         find_queries(["0"], triples, queries)
 
 
@@ -175,6 +175,26 @@ def test_arguments_that_cannot_be_used(arguments: list[str], message: str) -> No
         parse_arguments(arguments)
 
 
+def test_an_impossible_output_is_refused_before_the_data_are_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "build_data", lambda cfg: pytest.fail("the data were read"))
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "ranks.pdf").mkdir()
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "selection.png").symlink_to(tmp_path / "file")
+    for output, message in {
+        tmp_path / "file": r"ranks\.pdf cannot be written: Not a directory",
+        tmp_path / "file" / "below": r"ranks\.pdf cannot be written: Not a directory",
+        tmp_path: r"ranks\.pdf cannot be written: it is a folder",
+        tmp_path / "linked": r"selection\.png cannot be written: it is a symbolic link",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            draw(run, output)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "ranks.pdf", "linked"}
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_files_that_are_missing_are_named(run: Path, tmp_path: Path) -> None:
     config = ["--config_file", str(run / "config.yml")]
     with pytest.raises(ConfigError, match="--weights"):
@@ -182,6 +202,6 @@ def test_files_that_are_missing_are_named(run: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere\.pth"):
         main([*config, "--weights", str(tmp_path / "nowhere.pth")])
     with pytest.raises(DatasetError, match="no folder"):
-        main([*config, "--weights", "w.pth", "DATASETS.ROOT_DIR", str(tmp_path)])
+        main([*config, "--weights", str(run / "best.pth"), "DATASETS.ROOT_DIR", str(tmp_path)])
     with pytest.raises(UserError, match=r"'000009_cam1'; nearest are .*000009_cam1_0_00\.jpg"):
         draw(run, tmp_path, "--queries", "000009_cam1")

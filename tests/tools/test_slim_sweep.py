@@ -40,6 +40,17 @@ def test_every_combination_is_measured(
     assert "all patches" in capsys.readouterr().out
 
 
+def test_an_impossible_output_is_refused_before_the_work(
+    tmp_path: Path, mini_settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.slim_sweep.build_data", lambda cfg: pytest.fail("the data were read"))
+    (tmp_path / "sweep.png").symlink_to(tmp_path / "nowhere")
+    arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, "--weights", "w.pth"]
+    with pytest.raises(UserError, match=r"sweep\.png cannot be written: it is a symbolic link"):
+        main([*arguments, "--layers", "[2]", "--output", str(tmp_path / "sweep")])
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.png"]
+
+
 def test_the_table_has_means_and_standard_deviations() -> None:
     points = [
         SweepPoint((), 1.0, 2.0, [80.0, 82.0], [90.0, 90.0], []),

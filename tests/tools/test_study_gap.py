@@ -55,7 +55,7 @@ def test_seeds_that_one_of_the_studies_lacks_are_left_out(
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"seeds": (8, 9)}, "have no seed of .* in common"),
+        ({"seeds": (8, 9)}, "have no seed in common that both .* and .* were trained with"),
         ({"first": 1}, "only studies of the same queries can be compared"),
     ],
 )
@@ -63,6 +63,13 @@ def test_studies_that_do_not_fit_are_refused(tmp_path: Path, other: dict[str, in
     studies = [write_study(tmp_path / "a", 0.1), write_study(tmp_path / "b", 0.1, **other)]  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
         main([*map(str, studies), "--variants", "ours", "plain"])
+
+
+def test_an_impossible_picture_is_refused_first(tmp_path: Path) -> None:
+    (tmp_path / "best.pth").write_text("precious")
+    with pytest.raises(UserError, match=r"best\.pth exists and is not a \.png file"):
+        main(["a", "b", "--variants", "ours", "plain", "--output", str(tmp_path / "best.pth")])
+    assert (tmp_path / "best.pth").read_text() == "precious"
 
 
 def test_a_variant_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.arguments import output_path
+
 
 def ablate_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.ablate."""
@@ -24,6 +26,6 @@ def ablate_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--compare", nargs=2, type=Path, metavar=("RUN_A", "RUN_B"), help="compare finished run B with A"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="with --compare: also write the files there"
+        "--output", type=output_path, metavar="DIR", help="with --compare: also write the files there"
     )
     return parser.parse_args(argv)

@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from engine.files import save_json, save_text, write_atomically
+from engine.files import check_destination, make_folder, save_bytes, save_json, save_text
 from tools.ablation.bootstrap import WORDS, Difference
 from tools.ablation.finished import markdown_table
 from tools.ablation.summary import CURVES, KEPT, MEASURES, Summary, as_dict, mean_and_spread
@@ -47,11 +47,19 @@ KEPT_LEGEND = """\
 In percent of the kept patches. The difference is that of the means; its interval is over seeds alone."""
 
 
+FILES = ("summary.md", "summary.csv", "summary.json", "summary.png", "summary_curves.png")
+
+
+def check_summary_folder(folder: Path) -> None:
+    """Refuse a folder that `write_summary` cannot write into, before the work whose summary it is."""
+    for name in FILES:
+        check_destination(folder / name, replaces=Path(name).suffix, makes_folder=True)
+
+
 def write_summary(summary: Summary, folder: Path) -> list[Path]:
     """Write summary.md, .csv, .json and .png, and summary_curves.png; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = ("summary.md", "summary.csv", "summary.json", "summary.png", "summary_curves.png")
-    paths = [folder / name for name in names]
+    make_folder(folder)
+    paths = [folder / name for name in FILES]
     save_text(paths[0], markdown(summary))
     save_text(paths[1], table_csv(summary))
     save_json(paths[2], as_dict(summary))
@@ -64,7 +72,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG, whole or not at all; the same figure gives the same file."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
-    write_atomically(path, lambda file: file.write(picture.getvalue()))
+    save_bytes(path, picture.getvalue())
 
 
 def _number(value: float, measure: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,7 @@ from yacs.config import CfgNode
 from config import load_config
 from config.compare import HARMLESS
 from config.validate import flatten
-from engine.files import save_json
+from engine.files import save_json, take_lock
 from structures import UserError
 from tools.ablation.scores import has_scores
 
@@ -98,6 +99,33 @@ class Run:
             )
 
 
+def thread_counts(folder: Path) -> set[int]:
+    """The numbers of threads that a run was trained with: one, unless it was resumed with another."""
+    known = (read_metrics(folder) or {}).get("environments") or read_record(folder).get("sessions", [])
+    return {int(entry["threads"]) for entry in known}
+
+
+def check_threads(runs: Sequence[Run], wanted: int | None) -> None:
+    """Refuse to go on with, or to compare, runs that were trained with different numbers of threads.
+
+    Args:
+        runs: of a study.
+        wanted: the number that the study gives to its runs; None if nothing is going to be trained.
+    """
+    other = f"the study asks for {wanted}"
+    for run in runs:
+        counts = set() if run.state is RunState.NEW else thread_counts(run.folder)
+        for count in sorted(counts):
+            if wanted is None:
+                wanted, other = count, f"{run.folder} with {count}"
+            if count != wanted:
+                raise UserError(
+                    f"{run.folder} was trained with {count} threads, but {other}, and their number changes "
+                    f"the trained model; set threads: {count} in the study, name another output, or delete "
+                    "that folder to train it again"
+                )
+
+
 def program_name(program: Path | None) -> str:
     """What trains, for the record of a run."""
     return "train_net.py" if program is None else str(program)
@@ -159,18 +187,15 @@ def training_seconds(folder: Path) -> float | None:
     return None if not seconds or None in seconds else float(sum(seconds))
 
 
-def lock_study(folder: Path) -> IO[str]:
+def lock_study(folder: Path) -> IO[bytes]:
     """Refuse a study folder that another process works on; the lock lasts as long as the returned file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = take_lock(folder / ".lock")
     except OSError as error:
         raise UserError(f"the study folder {folder} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"{folder} is in use by another study; wait for it, or change output") from None
+    if file is None:
+        raise UserError(f"{folder} is in use by another study; wait for it, or change output")
     return file
 
 

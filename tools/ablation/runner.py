@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from engine.files import check_regular
 from engine.interrupt import RunStopped, StopRequested, StopSwitch
 from structures import UserError
 from tools.ablation.run_folder import CONSOLE, Run, RunState, begin_session, end_session, is_in_use
@@ -178,6 +179,7 @@ class StudyRunner:
             run.folder.mkdir(parents=True, exist_ok=True)
             if is_training:
                 begin_session(run, threads=self.threads, jobs=self.jobs, device=device)
+            check_regular(run.folder / CONSOLE)
             with (run.folder / CONSOLE).open("ab") as console:
                 process = subprocess.Popen(
                     command,

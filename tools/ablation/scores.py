@@ -17,15 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from config import load_config
-from datasets.build import build_data
+from datasets.build import build_test_data
 from engine.build import make_device, make_evaluation
 from engine.command import run_command
 from engine.files import save_arrays
-from engine.runtime import seed_everything, setup_log
-from modeling.make_model import make_model
-from modeling.weights import load_model
+from engine.runtime import setup_log
 from structures import BEST_ON, LAST_EPOCH, RankingMetrics, UserError
+from trained import load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +66,7 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     """
     arrays = _read(folder / FILES[epoch])
     if arrays is None:
-        raise UserError(f"{folder / FILES[epoch]} does not exist")
+        raise UserError(f"{folder / FILES[epoch]} does not exist; run its study again, which makes it")
     patterns = [int(number) for number in arrays["patterns"]]
     chosen = pattern if pattern in patterns else patterns[-1]
     precisions = arrays[f"average_precisions_{chosen}"]
@@ -88,14 +86,11 @@ def score_queries(folder: Path, settings: Sequence[str] = (), epoch: str = "last
     weights = folder / f"{epoch}.pth"
     if not weights.is_file():
         raise UserError(f"{weights} does not exist; without it the queries of the run cannot be scored")
-    cfg = load_config(folder / "config.yml", settings)
-    device = make_device(cfg)
-    seed_everything(cfg.SOLVER.SEED)
-    data = build_data(cfg)
-    model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
-    load_model(model, str(weights))
-    evaluate = make_evaluation(cfg, data.test, device)
-    result = evaluate(model.to(device))
+    trained = load_trained(weights, settings)
+    device = make_device(trained.cfg)
+    data = build_test_data(trained.cfg, trained.split)
+    evaluate = make_evaluation(trained.cfg, data.test, device)
+    result = evaluate(trained.model.to(device))
     names = np.array(evaluate.evaluator.collected().names)[data.test.query_rows]
     save_arrays(folder / FILES[epoch], _arrays(folder, names, result.ranking))
     logger.info("wrote the scores of %d queries to %s", len(names), folder / FILES[epoch])

@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from config import ConfigError, get_cfg, load_config
-from config.validate import flatten
+from config import ConfigError, load_config
+from config.strict_yaml import YamlFileError, compose_yaml
+from config.validate import show
 from structures import RETURN_PATTERNS, UserError, on_one_line
 from tools.ablation.run_folder import Run
 from tools.ablation.scores import EPOCHS
@@ -22,11 +23,6 @@ OWN_SETTINGS = ("OUTPUT_DIR", "SOLVER.SEED", "TEST.WEIGHT")
 """What the study itself sets, or what makes no sense in it."""
 NAME = re.compile(r"[A-Za-z0-9+][A-Za-z0-9+=_.-]*")
 LONGEST_NAME = 60
-SWITCHES = {
-    **dict.fromkeys(("true", "yes", "on"), "True"),
-    **dict.fromkeys(("false", "no", "off"), "False"),
-}
-"""YAML's spellings of the values of a switch."""
 PROGRAM = "program"
 """The key by which a variant names another program than train_net.py."""
 
@@ -61,7 +57,7 @@ class StudySpec:
         seeds: each variant is trained once with each of them.
         jobs: runs at once.
         devices: CUDA devices, one run on each; empty for no choice.
-        threads: of each run on the CPU; None for the cores divided by the jobs.
+        threads: of each run on the CPU; None for OMP_NUM_THREADS, or else the cores divided by the jobs.
         output: the folder of the study.
         pattern: the return pattern that is compared; None for the last that a model has.
         epoch: what is compared: `last`, or `best` for the epoch that is best on validation.
@@ -85,8 +81,9 @@ class StudySpec:
         return "base" if "base" in names else names[0]
 
     def num_threads(self, jobs: int) -> int:
-        """CPU threads of each of `jobs` runs."""
-        return self.threads or max(1, len(os.sched_getaffinity(0)) // jobs)
+        """CPU threads of each of `jobs` runs; all runs of a study have the same number."""
+        asked = self.threads or _whole(os.environ.get("OMP_NUM_THREADS") or None, "OMP_NUM_THREADS")
+        return asked or max(1, len(os.sched_getaffinity(0)) // jobs)
 
     def runs(self) -> list[Run]:
         """All runs, seed by seed, so that an unfinished study has whole seeds to compare."""
@@ -114,19 +111,10 @@ def read_spec(path: Path) -> StudySpec:
 def _read(path: Path) -> dict[str, Any]:
     """The content with every scalar as the text that was typed, as on a command line."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise SpecError("the file does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"the file cannot be read: {error}") from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = None if node is None else _plain(node)
-    except SpecError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        where = on_one_line(" ".join(str(error).split()))
-        raise SpecError(f"it is not valid YAML: {where}") from None
+        node = compose_yaml(path)
+    except YamlFileError as error:
+        raise SpecError(f"the file {error}") from None
+    content = None if node is None else _plain(node)
     if not isinstance(content, dict):
         raise SpecError("it must hold base:, variants: and seeds:")
     return content
@@ -135,13 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _plain(node: yaml.Node) -> Any:
     """Texts, lists and dictionaries of a YAML node; None for an empty value."""
     if isinstance(node, yaml.MappingNode):
-        content: dict[str, Any] = {}
-        for key, value in node.value:
-            name = str(key.value)
-            if name in content:
-                raise SpecError(f"{name!r} appears twice, again in line {key.start_mark.line + 1}")
-            content[name] = _plain(value)
-        return content
+        return {str(key.value): _plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item) for item in node.value]
     return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
@@ -152,7 +134,7 @@ def _parse(path: Path, content: dict[str, Any]) -> StudySpec:
         if key not in KEYS:
             nearest = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"the keys are {', '.join(KEYS)}"
-            raise SpecError(f"unknown key {key!r}; {hint}")
+            raise SpecError(f"unknown key {show(key)}; {hint}")
     for key in ("base", "variants", "seeds"):
         if not content.get(key):
             raise SpecError(f"{key} is missing")
@@ -162,10 +144,10 @@ def _parse(path: Path, content: dict[str, Any]) -> StudySpec:
     check_jobs(jobs, devices)
     pattern = content.get("pattern")
     if pattern is not None and pattern not in map(str, RETURN_PATTERNS):
-        raise SpecError(f"pattern is one of {list(RETURN_PATTERNS)}, not {pattern!r}")
+        raise SpecError(f"pattern is one of {', '.join(map(str, RETURN_PATTERNS))}, not {show(pattern)}")
     epoch = content.get("epoch") or "last"
     if epoch not in EPOCHS:
-        raise SpecError(f"epoch is one of {', '.join(EPOCHS)}, not {epoch!r}")
+        raise SpecError(f"epoch is one of {', '.join(EPOCHS)}, not {show(epoch)}")
     return StudySpec(
         base=Path(_text(content["base"], "base", "a configuration file")),
         settings=_overrides(content.get("settings"), "settings"),
@@ -190,7 +172,7 @@ def check_jobs(jobs: int, devices: tuple[str, ...]) -> None:
 
 def _variants(content: Any) -> tuple[Variant, ...]:
     if not isinstance(content, dict):
-        raise SpecError("variants takes names with their settings, such as\n  base: {}\n  wide: {KEY: VALUE}")
+        raise SpecError("variants takes names with their settings, such as {base: {}, wide: {KEY: VALUE}}")
     for name in content:
         if not NAME.fullmatch(name) or len(name) > LONGEST_NAME or name.lower().startswith("summary"):
             raise SpecError(
@@ -218,37 +200,36 @@ def _overrides(content: Any, where: str) -> tuple[str, ...]:
     if not values:
         return ()
     if not isinstance(values, list):
-        raise SpecError(f"{where} takes settings, as {{KEY: VALUE}} or [KEY, VALUE], not {values!r}")
+        raise SpecError(f"{where} takes settings, as {{KEY: VALUE}} or [KEY, VALUE], not {show(values)}")
     if len(values) % 2:
-        raise SpecError(f"{where} takes KEY VALUE pairs, but {values[-1]!r} stands alone")
+        raise SpecError(f"{where} takes KEY VALUE pairs, but {show(values[-1])} stands alone")
     keys = values[::2]
     for key in keys:
         if not isinstance(key, str):
-            raise SpecError(f"{where}: {key!r} is not the name of a setting")
+            raise SpecError(f"{where}: {show(key)} is not the name of a setting")
         if key in OWN_SETTINGS:
             raise SpecError(f"{where} must not set {key}; the study does that (seeds, output)")
-    _refuse_repeated(keys, f"settings of {where}")
-    texts = [_command_line_text(key, value, where) for key, value in zip(keys, values[1::2], strict=True)]
+    _refuse_repeated(keys, where)
+    texts = [_command_line_text(value, where) for value in values[1::2]]
     return tuple(word for pair in zip(keys, texts, strict=True) for word in pair)
 
 
-def _command_line_text(key: str, value: Any, where: str) -> str:
+def _command_line_text(value: Any, where: str) -> str:
     """A value of a study file as the command line takes it."""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return f"[{', '.join(value)}]"
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise SpecError(f"{where}: {value!r} is not a value; write settings as SECTION.KEY: VALUE")
-    is_switch = isinstance(dict(flatten(get_cfg())).get(key), bool)
-    return SWITCHES.get(value.lower(), value) if is_switch else value
+        raise SpecError(f"{where}: {show(value)} is not a value; write settings as SECTION.KEY: VALUE")
+    return value
 
 
 def _seeds(content: Any) -> tuple[int, ...]:
     wanted = "a list of whole numbers such as [1, 2, 3]"
     texts = _texts(content, "seeds", wanted)
-    if not all(text.isdecimal() for text in texts):
-        raise SpecError(f"seeds is {wanted}, not {content!r}")
+    if not all(text.isdecimal() and len(text) <= 20 for text in texts):
+        raise SpecError(f"seeds is {wanted}, not {show(content)}")
     seeds = tuple(int(text) for text in texts)
     _refuse_repeated(seeds, "seeds")
     return seeds
@@ -256,7 +237,7 @@ def _seeds(content: Any) -> tuple[int, ...]:
 
 def _text(value: Any, key: str, wanted: str) -> str:
     if not isinstance(value, str) or not value:
-        raise SpecError(f"{key} is {wanted}, not {value!r}")
+        raise SpecError(f"{key} is {wanted}, not {show(value)}")
     return value
 
 
@@ -264,22 +245,22 @@ def _texts(value: Any, key: str, wanted: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise SpecError(f"{key} is {wanted}, not {value!r}")
+        raise SpecError(f"{key} is {wanted}, not {show(value)}")
     return value
 
 
 def _whole(value: Any, key: str) -> int | None:
     if value is None:
         return None
-    if not isinstance(value, str) or not value.isdecimal() or int(value) < 1:
-        raise SpecError(f"{key} is a whole number from 1, not {value!r}")
+    if not isinstance(value, str) or not re.fullmatch("[0-9]{1,4}", value) or not 1 <= int(value) <= 1000:
+        raise SpecError(f"{key} is a whole number from 1 to 1000, not {show(value)}")
     return int(value)
 
 
 def _refuse_repeated(values: Any, what: str) -> None:
     repeated = sorted({str(value) for value in values if list(values).count(value) > 1})
     if repeated:
-        raise SpecError(f"{what}: {', '.join(repeated)} appears twice")
+        raise SpecError(f"{what}: {', '.join(repeated)} appears more than once")
 
 
 def _check_settings(spec: StudySpec) -> None:

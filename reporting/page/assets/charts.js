@@ -216,8 +216,13 @@
     );
   }
 
-  /** Bars from 0 to 100 % with two marks that all of them share. */
+  /**
+   * Bars from 0 to 100 % with marks.
+   * @param {Object[]} bars name, value, text.
+   * @param {Object[]} marks name, kind, text; value is one number for all bars, or one for each by its name.
+   */
   function markedBars(bars, marks) {
+    const at = (mark, name) => (typeof mark.value === "object" ? mark.value[name] : mark.value);
     const row = ({ name, value, text }) =>
       element(
         "div",
@@ -228,7 +233,7 @@
           { class: "marked-track" },
           element("i", { class: "marked-bar", style: { width: `${value}%` } }),
           marks.map((mark) =>
-            element("i", { class: `mark ${mark.kind}`, style: { left: `${mark.value}%` } }),
+            element("i", { class: `mark ${mark.kind}`, style: { left: `${at(mark, name)}%` } }),
           ),
         ),
         element("b", {}, text),

@@ -48,5 +48,7 @@
   /** A tint of the accent for a value in [0, 1]; black text is readable on all of it. */
   const tint = (value) => `hsl(217, 80%, ${(97 - 31 * Math.min(Math.max(value, 0), 1)).toFixed(1)}%)`;
 
-  REPORT.colours = { viridis, viridisGradient, many, few, tint, PATTERNS, PATTERN_DASHES };
+  const tintGradient = () => `linear-gradient(to right, ${tint(0)}, ${tint(1)})`;
+
+  REPORT.colours = { viridis, viridisGradient, many, few, tint, tintGradient, PATTERNS, PATTERN_DASHES };
 })();

@@ -8,6 +8,15 @@
 
   const byId = (id) => document.getElementById(id);
 
+  /** The path of the weights in two parts, of which the folders give way where space is short. */
+  function weightsParts({ weights, choice }) {
+    const cut = Math.max(weights.lastIndexOf("/"), weights.lastIndexOf("\\"), 0);
+    return [
+      element("span", { class: "path-folders" }, weights.slice(0, cut)),
+      element("span", { class: "path-file" }, [weights.slice(cut), choice].filter(Boolean).join(", ")),
+    ];
+  }
+
   function buildHeader() {
     const { summary } = REPORT;
     document.title = summary.title;
@@ -15,19 +24,19 @@
     byId("protocol").textContent = protocolSentence(summary);
     const facts = [
       ["data set", summary.dataset],
-      ["weights", [summary.weights, summary.choice].filter(Boolean).join(", ")],
+      ["weights", [summary.weights, summary.choice].filter(Boolean).join(", "), weightsParts(summary)],
       ["commit", summary.commit],
       ["date", summary.created],
     ];
     byId("facts").append(
       ...facts
         .filter(([, value]) => value)
-        .map(([name, value]) =>
+        .map(([name, value, parts = [value]]) =>
           element(
             "div",
             { class: `fact-${name.replace(" ", "-")}` },
             element("dt", {}, name),
-            element("dd", { title: value }, value),
+            element("dd", { title: value }, ...parts),
           ),
         ),
     );

@@ -121,6 +121,11 @@
     ]
       .filter(([, value]) => isNumber(value))
       .map(([name, value, kind]) => ({ name, value, kind, text: fixed(value) }));
+    const same = selection.same_patches;
+    if (same) {
+      const text = bars.map(({ name }) => `${name} ${fixed(same[name])}`).join(", ");
+      marks.push({ name: "the same patches in every image", value: same, kind: "same", text });
+    }
     return card(
       "Kept patches on the person",
       { note: "% of the kept patches", id: "card-selection" },

@@ -8,7 +8,6 @@
   const OVERLAYS = ["off", "kept", "scores", "tokens"];
   const SORTS = ["ap", "person", "name"];
   const COLOURS = ["person", "camera", "ap"];
-  const SOURCES = 5;
 
   const values = {};
   const initial = {};
@@ -27,7 +26,8 @@
 
   /** Field → [how its text is read (undefined: not valid), value at the start]. */
   function describe(summary) {
-    const { patterns, settings, triples, queries } = summary;
+    const { patterns, settings, triples, queries, sources, modalities } = summary;
+    const numSources = sources ? sources[modalities[0]].length : 0;
     const known = (column) => oneOf(["", ...new Set(column)]);
     return {
       tab: [oneOf(TABS), TABS[0]],
@@ -35,7 +35,7 @@
       pattern: [oneOf(patterns.map(({ id }) => id)), patterns[patterns.length - 1].id],
       setting: [oneOf(settings.map(({ id }) => id)), settings[0].id],
       overlay: [oneOf(overlaysOf(summary)), "off"],
-      source: [oneOf([...Array(SOURCES).keys()]), 0],
+      source: [oneOf([...Array(1 + numSources).keys()]), 0],
       token: [(text) => (text === "extra" ? text : wholeNumber(text)), 0],
       camera: [known(triples.camera), ""],
       scene: [known(triples.scene || []), ""],

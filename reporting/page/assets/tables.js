@@ -133,7 +133,14 @@
         element("small", {}, `R-1 ${fixed(pair.rank_1)}`),
       );
     };
-    return element(
+    const legend = element(
+      "div",
+      { class: "legend legend-scale", id: "camera-legend" },
+      "mAP 0",
+      element("i", { class: "scale", style: { background: REPORT.colours.tintGradient() } }),
+      "100 %",
+    );
+    const table = element(
       "div",
       { class: "scroll-x" },
       element(
@@ -163,6 +170,7 @@
         ),
       ),
     );
+    return element("div", {}, table, legend);
   }
 
   const IDENTITY_COLUMNS = [

@@ -1,0 +1,78 @@
+"""Decoded images of any pixel format → upright, 8 bits per channel."""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import ExifTags, Image
+
+PIXEL_FORMATS = {
+    "1": "1-bit",
+    "L": "8-bit grey",
+    "LA": "8-bit grey with alpha",
+    "P": "palette",
+    "RGB": "8-bit colour",
+    "RGBA": "8-bit colour with alpha",
+    "CMYK": "8-bit CMYK",
+    "I": "16-bit grey",  # so older versions of Pillow read the PNG files that newer ones read as I;16
+    "I;16": "16-bit grey",
+    "I;16B": "16-bit grey",
+}
+"""What is read, by Pillow's mode, in words. Of 16-bit colour Pillow keeps the upper byte by itself."""
+
+_MAX_16_BIT = 65535
+_STEP = 257  # 65535 / 255
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def is_turned(image: Image.Image) -> bool:
+    """Whether an EXIF flag says that the image has to be turned or mirrored to be upright."""
+    return _orientation(image) in _TURNS
+
+
+def make_upright(image: Image.Image) -> Image.Image:
+    """Turn and mirror the image as its EXIF flag says; without such a flag it is returned as it is."""
+    turn = _TURNS.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def convert_to(image: Image.Image, mode: str) -> Image.Image:
+    """The image as `L` or `RGB` with 8 bits per channel; transparency is left out.
+
+    16-bit grey is divided by 257 and rounded, the same for every image: 0 stays 0 and 65535 becomes 255.
+
+    Raises:
+        ValueError: the pixel format is none of `PIXEL_FORMATS`.
+    """
+    if image.mode == mode:
+        return image
+    if image.mode not in PIXEL_FORMATS:
+        raise ValueError(f"its pixel format {image.mode} is not supported; save it with 8 or 16 bits")
+    if PIXEL_FORMATS[image.mode] == "16-bit grey":
+        image = _to_eight_bits(image)
+    # Pillow warns of transparency in a palette, which `convert` leaves out as we want.
+    image.info.pop("transparency", None)
+    return image.convert(mode)
+
+
+def _to_eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.uint32)  # 32 bits: the sum below exceeds 16
+    if values.max(initial=0) > _MAX_16_BIT:
+        raise ValueError("it has more than 16 bits per pixel; save it with 8 or 16 bits")
+    return Image.fromarray(((values + _STEP // 2) // _STEP).astype(np.uint8))
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF flag; 0 where there is none that can be read."""
+    try:
+        flag = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged EXIF data raise whatever the parser stumbles over; the pixels are whole
+        return 0
+    return flag if isinstance(flag, int) else 0

@@ -1,0 +1,144 @@
+"""A trained model from its checkpoint: the configuration inside the file is the starting point."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yacs.config import CfgNode
+
+from config import ConfigError, finish_config, get_cfg, list_differences, merge_settings, stored_config
+from datasets.build import TrainingSplit, find_training_split
+from engine.runtime import seed_everything
+from modeling.checkpoint_file import WeightsError
+from modeling.make_model import make_model
+from modeling.reid_model import MultiModalReID
+from modeling.weights import ModelFile, fill_model, read_model
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model and what belongs to it.
+
+    Attributes:
+        cfg: the configuration in the checkpoint, with what the caller overrides.
+        model: with its weights, on the CPU.
+        split: what the model was built for, so that `build_test_data` numbers the cameras alike.
+    """
+
+    cfg: CfgNode
+    model: MultiModalReID
+    split: TrainingSplit
+
+
+def find_weights(config_file: str | Path | None, overrides: Sequence[str], remedy: str) -> str:
+    """The checkpoint that TEST.WEIGHT names, on the command line or in the file.
+
+    Args:
+        config_file: a YAML file, or None.
+        overrides: `KEY VALUE …`.
+        remedy: what to say where it is empty.
+    """
+    weights: str = merge_settings(get_cfg(), config_file, overrides).TEST.WEIGHT
+    if not weights:
+        raise ConfigError(remedy)
+    return weights
+
+
+def load_trained(
+    checkpoint: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    config_file: str | Path | None = None,
+    allow_partial: bool = False,
+) -> Trained:
+    """Build the model that a checkpoint holds, and fill it.
+
+    The configuration in the checkpoint comes first, then what `config_file` sets, then `overrides`. What
+    differs from the checkpoint and can change features or scores is logged. The training images are not
+    needed.
+
+    Args:
+        checkpoint: a file of ours, of DeMo or of the first SDTPS prototype.
+        overrides: `KEY VALUE …`.
+        config_file: a YAML file; needed for a file that holds no configuration.
+        allow_partial: load what fits even if entries are missing or left over.
+    """
+    file = read_model(checkpoint)
+    cfg = _make_config(file, config_file, [*overrides, "TEST.WEIGHT", str(checkpoint)])
+    split = _find_split(file, cfg)
+    seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
+    model = make_model(cfg, split.classes, len(split.cameras), split.num_views)
+    fill_model(model, file, allow_partial=allow_partial)
+    return Trained(cfg, model, split)
+
+
+def _make_config(file: ModelFile, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
+    """The configuration in the file with what the caller overrides; differences are logged."""
+    if not isinstance(file.content, Mapping) or "config" not in file.content:
+        if config_file is None:
+            raise ConfigError(
+                f"{file.path} holds no configuration (nor do DeMo's checkpoints and safetensors); add "
+                "--config_file with the settings that it was trained with"
+            )
+        return finish_config(merge_settings(get_cfg(), config_file, overrides))
+    trained = stored_config(file.content["config"], file.path)
+    cfg = finish_config(merge_settings(trained.clone(), config_file, overrides))
+    if differences := list_differences(trained, cfg):
+        logger.warning(
+            "settings that differ from the configuration in %s and can change the result:\n  %s",
+            file.path,
+            "\n  ".join(differences),
+        )
+    return cfg
+
+
+def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
+    """What the model in the file was built for: as the file says, or as its tensors and the data tell."""
+    stored = file.content.get("data") if isinstance(file.content, Mapping) else None
+    if stored is not None:
+        return _read_split(stored, file.path)
+    classes, rows = max(file.num_classes, 1), file.num_embeddings
+    by_camera, by_scene = cfg.MODEL.SIE_CAMERA, cfg.MODEL.SIE_VIEW
+    if not (by_camera or by_scene):
+        return TrainingSplit(classes, (), ())
+    found = find_training_split(cfg)
+    if not rows:  # the model gets an embedding, and the file is refused for the lack of it
+        return found or TrainingSplit(classes, (0,), (0, 1))
+    if found is not None:
+        sizes = (len(found.cameras) if by_camera else 1) * (max(found.num_views, 1) if by_scene else 1)
+        if sizes == rows:
+            return TrainingSplit(classes, found.cameras, found.scenes)
+    if by_camera and by_scene:
+        raise WeightsError(
+            f"{file.path} does not say which cameras and scenes its {rows} embeddings are of; put the "
+            "training split that it was trained on beside the test split"
+        )
+    kind = "camera" if by_camera else "scene"
+    logger.warning(
+        "%s does not say which %ss its %d embeddings are of, and the training split is not there or another: "
+        "the first is taken for the first %s, and so on",
+        file.path,
+        kind,
+        rows,
+        kind,
+    )
+    numbers = tuple(range(rows))
+    return TrainingSplit(classes, numbers if by_camera else (), numbers if by_scene else ())
+
+
+def _read_split(stored: Any, path: str | Path) -> TrainingSplit:
+    """The entry `data` of a checkpoint."""
+    try:
+        split = TrainingSplit(stored["classes"], tuple(stored["cameras"]), tuple(stored["scenes"]))
+        numbers = (split.classes, *split.cameras, *split.scenes)
+        if split.classes > 0 and all(type(number) is int and number >= 0 for number in numbers):
+            return split
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise WeightsError(f"checkpoint {path} is damaged: its entry `data` cannot be read")
