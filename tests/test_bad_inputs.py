@@ -15,7 +15,7 @@ from PIL import Image
 import test_net as test_entry
 import train_net as train_entry
 from config import load_config
-from conftest import ROOT, SMALL_MODEL
+from conftest import ROOT, SMALL_MODEL, be_rank_1
 from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
@@ -149,7 +149,7 @@ def _no_permission(scene: Scene) -> None:
 
 
 def _report_by_several(scene: Scene) -> None:
-    scene.monkeypatch.setenv("WORLD_SIZE", "2")
+    be_rank_1(scene.monkeypatch)
     _test_with_report(scene, "report")
 
 

@@ -161,10 +161,13 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_loader_process_that_is_left_does_not_hold_the_folder(tmp_path: Path) -> None:
     open_run_folder(tmp_path, overwrite=False, resume=False)
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        os.write(writer, b"I am there")
         time.sleep(60)
         os._exit(0)
+    os.read(reader, 1)
     try:
         engine.run_folder._locks.clear()  # what the end of this process does
         open_run_folder(tmp_path, overwrite=False, resume=False)

@@ -371,7 +371,7 @@ def test_an_infinite_gradient_that_is_read_late_stops_the_run_before_anything_is
         trainer.run()
     assert not toy_model.linear.weight.isfinite().all()  # the step was taken, and nobody saw it yet
     assert files.read() == files.before
-    assert set(files.before) == {"last.pth", "best.pth", "epoch_1.pth", "metrics.json"}
+    assert set(files.before) == {"last.pth", "best.pth", "epoch_1.pth", "metrics.json", ".run_files.json"}
 
 
 @pytest.mark.parametrize("what", ["the weights are", "the state of the optimiser is"])

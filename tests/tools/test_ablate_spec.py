@@ -63,7 +63,7 @@ def test_threads_of_the_environment_are_obeyed(read: Read, monkeypatch: pytest.M
     assert read(GOOD).num_threads(10_000) == 3
     assert read(GOOD + "threads: 4").num_threads(10_000) == 4
     monkeypatch.setenv("OMP_NUM_THREADS", "many")
-    with pytest.raises(SpecError, match="OMP_NUM_THREADS is a whole number from 1, not 'many'"):
+    with pytest.raises(SpecError, match="OMP_NUM_THREADS is a whole number from 1 to 1000, not 'many'"):
         read(GOOD).num_threads(1)
 
 

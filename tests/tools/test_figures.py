@@ -178,7 +178,7 @@ def test_arguments_that_cannot_be_used(arguments: list[str], message: str) -> No
 def test_an_impossible_output_is_refused_before_the_data_are_read(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "build_data", lambda cfg: pytest.fail("the data were read"))
+    monkeypatch.setattr(figures, "build_test_data", lambda *_: pytest.fail("the data were read"))
     (tmp_path / "file").write_text("precious")
     (tmp_path / "ranks.pdf").mkdir()
     (tmp_path / "linked").mkdir()

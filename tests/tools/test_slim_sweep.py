@@ -43,7 +43,7 @@ def test_every_combination_is_measured(
 def test_an_impossible_output_is_refused_before_the_work(
     tmp_path: Path, mini_settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tools.slim_sweep.build_data", lambda cfg: pytest.fail("the data were read"))
+    monkeypatch.setattr("tools.slim_sweep.load_trained", lambda *_, **__: pytest.fail("read the weights"))
     (tmp_path / "sweep.png").symlink_to(tmp_path / "nowhere")
     arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, "--weights", "w.pth"]
     with pytest.raises(UserError, match=r"sweep\.png cannot be written: it is a symbolic link"):
