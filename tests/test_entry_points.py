@@ -145,7 +145,7 @@ def test_all_parts_together_train(tmp_path: Path, mini_settings: list[str]) -> N
     metrics = json.loads((tmp_path / "all" / "metrics.json").read_text())
     assert {"ori/id", "sdtps/triplet", "moe/triplet"} <= set(metrics["epochs"][0])
     weights = torch.load(tmp_path / "all" / "last.pth", weights_only=True)["model"]
-    assert any(name.startswith("atmoe.") for name in weights)
+    assert any(name.startswith("branches.moe.atmoe.") for name in weights)
 
 
 def test_a_second_run_into_the_same_folder_is_refused(run: Path, mini_settings: list[str]) -> None:
