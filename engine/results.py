@@ -148,7 +148,7 @@ def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, flo
         if selection is not None and (what != "kept patches" or selection != result.slimming):
             rest = f"(chance {selection.chance:.1%}, best possible {selection.best:.1%})"
             lines.append(f"{what} on the person: {_by_modality(selection.precision)} {rest}")
-            lines.append(f"the same places in every image: {_by_modality(selection.same_places)}")
+            lines.append(f"the same patches in every image: {_by_modality(selection.same_places)}")
     return "\n".join(lines)
 
 

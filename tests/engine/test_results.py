@@ -58,7 +58,7 @@ def test_the_table_shows_patterns_controls_and_kept_patches() -> None:
     assert "RGB 50.0%, NI 25.0%, TI 12.5% (chance 40.0%, best possible 80.0%)" in table
     assert result.as_dict()["kept_patch_precision"]["NI"] == 25.0
     assert result.as_dict()["kept_patch_precision"]["same_places_RGB"] == 30.0
-    assert "the same places in every image: RGB 30.0%, NI 20.0%, TI 10.0%" in result_table(result)
+    assert "the same patches in every image: RGB 30.0%, NI 20.0%, TI 10.0%" in result_table(result)
 
 
 def test_the_table_of_missing_modalities(results: dict[str, EvaluationResult]) -> None:
