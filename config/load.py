@@ -23,6 +23,12 @@ from structures import on_one_line
 
 logger = logging.getLogger(__name__)
 
+Settings = list[tuple[str, Any]]
+"""(`SECTION.KEY`, value) of each setting."""
+
+BASE = "_BASE_"
+"""In a file: the file that it builds on, by its path from there."""
+
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
 
@@ -63,8 +69,9 @@ def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequ
     """Set in `cfg` what the file sets, then what the command line sets; returns it, not validated yet."""
     defaults = dict(flatten(get_cfg()))
     if config_file is not None:
-        for key, value in _read_file(Path(config_file)):
-            _set(cfg, key, value, defaults, source=str(config_file))
+        for file, settings in _read_with_bases(Path(config_file)):
+            for key, value in settings:
+                _set(cfg, key, value, defaults, source=str(file))
     for key, text in _pairs(overrides):
         _set(cfg, key, text, defaults, source="command line")
     return cfg
@@ -97,7 +104,25 @@ def _shorten(text: str) -> str:
     return line if len(line) <= 80 else f"{line[:79]}…"
 
 
-def _read_file(path: Path) -> list[tuple[str, Any]]:
+def _read_with_bases(path: Path) -> list[tuple[Path, Settings]]:
+    """The settings of a file and of those that it builds on, the most basic first."""
+    files: list[tuple[Path, Settings]] = []
+    seen: set[Path] = set()
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"configuration file {path} is its own {BASE}; make the files a chain")
+        seen.add(path.resolve())
+        settings = _read_file(path)
+        base = dict(settings).get(BASE)
+        files.insert(0, (path, [(key, value) for key, value in settings if key != BASE]))
+        if base is None:
+            return files
+        if not isinstance(base, str) or not base:
+            raise ConfigError(f"{path}: {BASE} takes the name of a file beside it, not {show(base)}")
+        path = path.parent / base
+
+
+def _read_file(path: Path) -> Settings:
     """The settings of a file as (`SECTION.KEY`, value), each once."""
     try:
         content = load_yaml(path)

@@ -33,9 +33,11 @@ def test_saved_configuration_loads_to_the_same_settings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: str(file.relative_to(ROOT / "configs")))
 def test_shipped_files_load_and_hold_only_differences(file: Path) -> None:
     load_config(file)
-    defaults = dict(flatten(get_cfg()))
-    repeated = [key for key, value in flatten(yaml.safe_load(file.read_text())) if defaults[key] == value]
-    assert not repeated, f"{file} repeats defaults: {repeated}"
+    content = yaml.safe_load(file.read_text())
+    base = content.pop("_BASE_", None)
+    before = dict(flatten(get_cfg() if base is None else load_config(file.parent / base)))
+    repeated = [key for key, value in flatten(content) if before[key] == value]
+    assert not repeated, f"{file} repeats what it builds on: {repeated}"
 
 
 def test_shipped_variants() -> None:
@@ -388,3 +390,28 @@ def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
     check_resumable(stored, cfg, force=False)
     with pytest.raises(ConfigError, match=r"MODEL\.SLIM_LAYERS"):
         check_resumable(stored, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
+
+
+def test_a_file_builds_on_its_base(tmp_path: Path) -> None:
+    (tmp_path / "first.yml").write_text("MODEL: {HEAD: 2, HDM: on}\nSOLVER: {SEED: 5}\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "second.yml").write_text("_BASE_: ../first.yml\nMODEL: {HEAD: 8}\n")
+    (tmp_path / "third.yml").write_text("_BASE_: more/second.yml\nSOLVER: {SEED: 7}\n")
+    cfg = load_config(tmp_path / "third.yml", ["SOLVER.MAX_EPOCHS", "20"])
+    assert (cfg.MODEL.HDM, cfg.MODEL.HEAD, cfg.SOLVER.SEED, cfg.SOLVER.MAX_EPOCHS) == (True, 8, 7, 20)
+    assert "_BASE_" not in cfg
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("a.yml", r"a\.yml is its own _BASE_; make the files a chain"),
+        ("nowhere.yml", r"nowhere\.yml does not exist"),
+        ("[1]", r"a\.yml: _BASE_ takes the name of a file beside it, not \[1\]"),
+        ("''", r"a\.yml: _BASE_ takes the name of a file beside it, not ''"),
+    ],
+)
+def test_a_base_that_cannot_be_used_is_named(base: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(f"_BASE_: {base}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "a.yml")

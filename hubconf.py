@@ -1,0 +1,38 @@
+"""What torch.hub finds here: `torch.hub.load(CHECKOUT, "demo_sdtps", source="local", weights=…)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from config import load_config
+from modeling.make_model import make_model
+from modeling.reid_model import MultiModalReID
+from trained import load_trained
+
+dependencies = ["torch", "timm", "yacs", "yaml", "safetensors"]
+
+_DEFAULT = Path(__file__).parent / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
+
+
+def demo_sdtps(
+    weights: str | Path | None = None,
+    *,
+    config_file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    num_classes: int = 171,
+    num_cameras: int = 4,
+) -> MultiModalReID:
+    """A model in evaluation mode, trained or with random weights.
+
+    Args:
+        weights: a checkpoint. The configuration in it is the starting point; DeMo's need `config_file`.
+        config_file: settings on top of the checkpoint's; without weights, in place of
+            configs/RGBNT201/DeMo_SDTPS.yml.
+        overrides: `KEY VALUE …`, as on the command line.
+        num_classes: without weights, number of training identities.
+        num_cameras: without weights, number of cameras.
+    """
+    if weights is not None:
+        return load_trained(weights, overrides, config_file=config_file).model.eval()
+    return make_model(load_config(config_file or _DEFAULT, overrides), num_classes, num_cameras).eval()

@@ -1,0 +1,58 @@
+"""The checkout used from another folder, through torch.hub."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import train_net as train_entry
+from conftest import ROOT, SMALL_MODEL
+from structures import ModalBatch, PerModality
+from trained import load_trained
+
+PROGRAM = """
+import sys
+import numpy as np
+import torch
+
+model = torch.hub.load(sys.argv[1], "demo_sdtps", source="local", weights=sys.argv[2])
+from structures import ModalBatch, PerModality
+ids = torch.tensor([0, 1])
+images = torch.linspace(-1, 1, 2 * 3 * 128 * 64).view(2, 3, 128, 64)
+with torch.no_grad():
+    output = model(ModalBatch(PerModality(images, images, images), ids, ids, ids))
+np.save("features.npy", output.embedding(3).numpy())
+"""
+
+
+def test_a_trained_model_from_another_folder(tmp_path: Path, mini_settings: list[str]) -> None:
+    words = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    run = str(tmp_path / "run")
+    train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *words, "OUTPUT_DIR", run])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(ROOT), f"{run}/last.pth"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_HOME": str(tmp_path / "hub")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    model = load_trained(f"{run}/last.pth").model.eval()
+    ids = torch.tensor([0, 1])
+    images = torch.linspace(-1, 1, 2 * 3 * 128 * 64).view(2, 3, 128, 64)
+    with torch.no_grad():
+        expected = model(ModalBatch(PerModality(images, images, images), ids, ids, ids)).embedding(3)
+    assert np.array_equal(np.load(tmp_path / "features.npy"), expected.numpy())
+
+
+def test_a_model_with_random_weights() -> None:
+    model = torch.hub.load(
+        str(ROOT), "demo_sdtps", source="local", config_file=SMALL_MODEL, num_classes=5, num_cameras=2
+    )
+    assert not model.training
+    assert model.heads["sdtps"].classifier.weight.shape == (5, 192)
