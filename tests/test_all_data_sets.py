@@ -15,8 +15,9 @@ import test_net as test_entry
 import train_net as train_entry
 from config import load_config
 from conftest import ROOT
-from datasets.build import SOURCES, DataSource, build_data, scan_data
+from datasets.build import build_data, scan_data
 from datasets.dataset import Sample
+from datasets.sources import SOURCES
 from miniatures import MINIATURES, PLACES, TEST_IDS, TRAIN_IDS, draw_miniature, draw_triple, save
 from structures import ImageRecord, Modality, UserError
 
@@ -161,11 +162,13 @@ def _mine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader of docs/data.md, and its entry, as they stand there."""
     page = ROOT / "docs" / "data.md"
     reader, entry = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    namespace: dict[str, Any] = {"DataSource": DataSource}
+    monkeypatch.setattr("datasets.sources.SOURCES", sources := dict(SOURCES))
+    monkeypatch.setattr("datasets.build.SOURCES", sources)
+    namespace: dict[str, Any] = {}
     exec(compile(reader, str(page), "exec"), namespace)
-    exec(compile(f"entries = {{{entry}}}", str(page), "exec"), namespace)
-    for name, source in namespace["entries"].items():
-        monkeypatch.setitem(SOURCES, name, source)
+    exec(compile(entry, str(page), "exec"), namespace)
+    with pytest.raises(ValueError, match="there is a data set 'Mine' already"):
+        exec(compile(entry, str(page), "exec"), namespace)
 
 
 @pytest.mark.usefixtures("_mine")

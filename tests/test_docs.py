@@ -104,7 +104,7 @@ def test_keys_named_in_the_text_exist(page: Path) -> None:
 
 
 def test_every_real_data_set_and_the_weights_have_an_address() -> None:
-    from datasets.build import SOURCES
+    from datasets.sources import SOURCES
 
     addresses = (ROOT / "docs" / "data.md").read_text().partition("## Addresses")[2]
     for name in (name for name, source in SOURCES.items() if source.draw is None):

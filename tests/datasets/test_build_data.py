@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from config.defaults import get_cfg
-from datasets import build
+from datasets import build, sources
 from datasets.build import DataBundle, build_data
 from datasets.dataset import DatasetError, Splits
 from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec
@@ -286,7 +286,7 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
         calls.append((root, how))
         return draw_dataset(root / "drawn")
 
-    monkeypatch.setattr(build, "ensure_synthetic", draw)
+    monkeypatch.setattr(sources, "ensure_synthetic", draw)
     cfg.DATASETS.NAMES = name
     data = build_data(cfg)
     assert calls == [(tmp_path, {"name": name, "seed": 0, "spec": spec})]

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from datasets.build import SOURCES
 from datasets.fingerprint import fingerprint
+from datasets.sources import SOURCES
 from miniatures import draw_miniature
 from structures import Modality
 

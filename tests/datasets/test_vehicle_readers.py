@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from datasets.build import SOURCES
 from datasets.dataset import DatasetError
 from datasets.msvr310 import read_msvr310
 from datasets.rgbnt100 import parse_name as parse_rgbnt100
 from datasets.rgbnt100 import read_rgbnt100
+from datasets.sources import SOURCES
 from datasets.wmveid863 import parse_name as parse_wmveid863
 from datasets.wmveid863 import read_wmveid863
 from structures import PerModality

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from datasets import msvr310, rgbnt100, rgbnt201, wmveid863
-from datasets.build import SOURCES
 from datasets.dataset import DatasetError
+from datasets.sources import SOURCES
 from structures import Modality
 
 # The same examples in every run: a failure must not depend on the day.
