@@ -1,6 +1,6 @@
-"""The words that every room of the project shares.
+"""The types that every package of the project shares.
 
-Nothing here imports from another room; every other room may import from here.
+Nothing here imports from another package; every other package may import from here.
 """
 
 from __future__ import annotations

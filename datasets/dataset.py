@@ -1,4 +1,4 @@
-"""Records → samples → `ModalBatch`, and the words that the files of this room share."""
+"""Records → samples → `ModalBatch`, and the types that the files of this package share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the configuration to losses, optimiser and schedule: the only file of this room that reads cfg."""
+"""From the configuration to losses, optimiser and schedule: the only file of this package that reads cfg."""
 
 from __future__ import annotations
 

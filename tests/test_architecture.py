@@ -1,4 +1,4 @@
-"""Who may import whom, and what no room may do."""
+"""Who may import whom, and what no package may do."""
 
 import ast
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ROOMS = {
+PACKAGES = {
     "structures": set(),
     "config": {"structures"},
     "datasets": {"structures"},
@@ -35,9 +35,9 @@ RUNS_CODE = {
 PROGRAM = {*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py")} - set(ROOT.glob("tests/*.py"))
 
 
-def files_of(room: str) -> list[Path]:
-    files = [ROOT / f"{room}.py"] if room == "structures" else sorted((ROOT / room).rglob("*.py"))
-    assert files, f"no files in {room}"
+def files_of(package: str) -> list[Path]:
+    files = [ROOT / f"{package}.py"] if package == "structures" else sorted((ROOT / package).rglob("*.py"))
+    assert files, f"no files in {package}"
     return files
 
 
@@ -50,18 +50,20 @@ def imported_modules(path: Path) -> Iterator[str]:
             yield node.module
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_only_what_they_may(room: str) -> None:
-    for path in files_of(room):
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_they_may(package: str) -> None:
+    for path in files_of(package):
         for module in imported_modules(path):
             top = module.partition(".")[0]
-            if top in ROOMS or top in {"train_net", "test_net", "trained", "tools"}:
-                assert top == room or top in ROOMS[room], f"{path.relative_to(ROOT)} imports {module}"
+            if top in PACKAGES or top in {"train_net", "test_net", "trained", "hubconf", "tools"}:
+                assert top == package or top in PACKAGES[package], (
+                    f"{path.relative_to(ROOT)} imports {module}"
+                )
 
 
-@pytest.mark.parametrize("room", [*ROOMS, "tools"])
-def test_rooms_neither_print_nor_move_to_cuda(room: str) -> None:
-    for path in files_of(room):
+@pytest.mark.parametrize("package", [*PACKAGES, "tools"])
+def test_packages_neither_print_nor_move_to_cuda(package: str) -> None:
+    for path in files_of(package):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
                 name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
@@ -150,8 +152,8 @@ def test_entry_points_are_wiring_only(name: str) -> None:
 
 def test_only_the_builders_read_the_configuration() -> None:
     allowed = {"make_model.py", "build.py"}
-    for room in ROOMS:
-        if room != "config":
-            for path in files_of(room):
+    for package in PACKAGES:
+        if package != "config":
+            for path in files_of(package):
                 if path.name not in allowed:
                     assert "yacs" not in {m.partition(".")[0] for m in imported_modules(path)}, path

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 DEFAULTS = dict(flatten(get_cfg()))
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-ROOMS = sorted({path.parent.name for path in ROOT.glob("[a-z]*/*.py")} - {"tests"})
-SOURCES = (*ROOMS, "configs", "docs", "tests")
+PACKAGES = sorted({path.parent.name for path in ROOT.glob("[a-z]*/*.py")} - {"tests"})
+SOURCES = (*PACKAGES, "configs", "docs", "tests")
 ROW = re.compile(r"^\| `(?P<key>[\w.]+)` \| `(?P<default>[^`]*)` \| (?P<meaning>.+) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -136,22 +136,22 @@ def test_paths_named_in_the_text_exist(page: Path) -> None:
     assert not missing
 
 
-def test_files_in_the_plan_of_the_house_exist() -> None:
-    """The first block of the page names every room, and every file of each room."""
+def test_files_in_the_plan_exist() -> None:
+    """The first block of the page names every package, and every file of each package."""
     plan = blocks(ROOT / "docs" / "architecture.md", "")[0]
-    room = ""
+    package = ""
     planned: dict[str, set[str]] = {}
     for line in plan.splitlines():
         if found := re.match(r"(\w+)/\s", line):
-            room = found[1]
+            package = found[1]
         elif not line.startswith(" "):
-            room = "."
-        planned.setdefault(room, set()).update(re.findall(r"(?<![\w/])(?:\w+/)?\w+\.py\b", line))
-    for room in (*ROOMS, "."):
-        folders = {name.partition("/")[0] for name in planned[room] if "/" in name}
-        paths = [path for folder in ("", *folders) for path in (ROOT / room / folder).glob("*.py")]
-        files = {path.relative_to(ROOT / room).as_posix() for path in paths if path.name != "__init__.py"}
-        assert planned[room] == files, room
+            package = "."
+        planned.setdefault(package, set()).update(re.findall(r"(?<![\w/])(?:\w+/)?\w+\.py\b", line))
+    for package in (*PACKAGES, "."):
+        folders = {name.partition("/")[0] for name in planned[package] if "/" in name}
+        paths = [path for folder in ("", *folders) for path in (ROOT / package / folder).glob("*.py")]
+        files = {path.relative_to(ROOT / package).as_posix() for path in paths if path.name != "__init__.py"}
+        assert planned[package] == files, package
 
 
 @each_page
