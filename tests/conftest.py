@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,12 @@ from datasets.synthetic import ensure_synthetic
 from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
 from tools.soak import MINIATURE
+
+# A shell starts what stands before an `&` with Ctrl-C ignored, nohup starts it with SIGHUP ignored. Commands obey
+# that; the tests must not depend on it.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # One thread per test process: several threads wait for each other when other programs need the cores too.
 torch.set_num_threads(1)

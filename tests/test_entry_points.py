@@ -221,7 +221,10 @@ def test_an_interrupt_during_the_imports_ends_without_a_stack_trace(command: str
         if line.endswith((" numpy\n", " torch.version\n")):
             process.send_signal(signal.SIGINT)
             break
-    _, rest = process.communicate(timeout=60)
+    try:
+        _, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()  # a command that goes on would train the demo
     assert process.returncode == 130
     assert "interrupted" in rest
     assert "Traceback" not in rest
