@@ -21,8 +21,8 @@ from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
 from tools.soak import MINIATURE
 
-# A shell starts what stands before an `&` with Ctrl-C ignored, nohup starts it with SIGHUP ignored. Commands obey
-# that; the tests must not depend on it.
+# A shell starts what stands before an `&` with Ctrl-C ignored, and nohup with SIGHUP ignored. The commands
+# obey that; the tests must not depend on it.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
