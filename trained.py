@@ -102,7 +102,7 @@ def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
     """What the model in the file was built for: as the file says, or as its tensors and the data tell."""
     stored = file.content.get("data") if isinstance(file.content, Mapping) else None
     if stored is not None:
-        return _read_split(stored, file.path)
+        return _read_split(stored, file.path, file.num_classes)
     classes, rows = max(file.num_classes, 1), file.num_embeddings
     by_camera, by_scene = cfg.MODEL.SIE_CAMERA, cfg.MODEL.SIE_VIEW
     if not (by_camera or by_scene):
@@ -132,12 +132,13 @@ def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
     return TrainingSplit(classes, numbers if by_camera else (), numbers if by_scene else ())
 
 
-def _read_split(stored: Any, path: str | Path) -> TrainingSplit:
-    """The entry `data` of a checkpoint."""
+def _read_split(stored: Any, path: str | Path, num_classes: int) -> TrainingSplit:
+    """The entry `data` of a checkpoint whose classifiers are for `num_classes` identities."""
     try:
         split = TrainingSplit(stored["classes"], tuple(stored["cameras"]), tuple(stored["scenes"]))
         numbers = (split.classes, *split.cameras, *split.scenes)
-        if split.classes > 0 and all(type(number) is int and number >= 0 for number in numbers):
+        are_numbers = all(type(number) is int and number >= 0 for number in numbers)
+        if are_numbers and split.classes in (num_classes, max(num_classes, 1)):
             return split
     except (KeyError, TypeError, IndexError):
         pass

@@ -7,7 +7,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config.validate import ConfigError, flatten, show
+from config.validate import ConfigError, find_unused, flatten, show
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,12 @@ TRAINING_ONLY = {
 def list_differences(trained: CfgNode, cfg: CfgNode) -> list[str]:
     """The settings that differ from those of training and can change features or scores, a line for each."""
     before, now = (dict(flatten(config)) for config in (trained, cfg))
+    harmless = HARMLESS | TRAINING_ONLY | (find_unused(trained).keys() & find_unused(cfg).keys())
     return [
         f"{key} is {show(now[key])}, in the checkpoint {show(before[key])}"
         for key in sorted(now)
         if _plain(before[key]) != _plain(now[key])
-        and key not in HARMLESS | TRAINING_ONLY
+        and key not in harmless
         and not key.startswith(("SOLVER.", "DATALOADER."))
     ]
 

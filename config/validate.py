@@ -238,14 +238,19 @@ def validate(cfg: CfgNode) -> None:
     _validate_combinations(cfg)
 
 
-def warn_about_unused(cfg: CfgNode) -> None:
-    """Log the settings that differ from the defaults and have no effect in this configuration."""
-    settings, defaults = dict(flatten(cfg)), dict(flatten(get_cfg()))
+def find_unused(cfg: CfgNode) -> dict[str, str]:
+    """The keys that have no effect in this configuration, whatever their value, each with the reason."""
     reasons = dict.fromkeys(NO_EFFECT, "see docs/configuration.md")
     for keys, (is_unused, reason) in UNUSED_WHEN.items():
         if is_unused(cfg):
             reasons |= dict.fromkeys(keys, reason)
-    for key, reason in reasons.items():
+    return reasons
+
+
+def warn_about_unused(cfg: CfgNode) -> None:
+    """Log the settings that differ from the defaults and have no effect in this configuration."""
+    settings, defaults = dict(flatten(cfg)), dict(flatten(get_cfg()))
+    for key, reason in find_unused(cfg).items():
         if settings[key] != defaults[key]:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
     slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of, strip_fault
-from datasets.pixels import PIXEL_FORMATS, convert_to, is_turned, make_upright
+from datasets.pixels import PIXEL_FORMATS, convert_to, highest_value, is_turned, make_upright
 from structures import ImageRecord, Modality, on_one_line
 
 PROBLEM_KINDS = {
@@ -35,6 +35,10 @@ _PNG_DEPTH = 24  # where a PNG file says how many bits a channel has
 _COPIES_SHOWN = 5
 
 
+DARK_PEAK = 1 << 14
+"""16-bit images whose highest value is below this have 14 bits or fewer."""
+
+
 @dataclass(frozen=True)
 class CheckedFile:
     """What opening a file showed.
@@ -44,6 +48,7 @@ class CheckedFile:
         size: height and width of the upright image; None if the file cannot be decoded.
         pixels: the pixel format in words, such as "8-bit grey"; empty if the file cannot be decoded.
         turned: whether an EXIF flag says that the image has to be turned or mirrored.
+        peak: the highest value of a 16-bit grey image.
         problem: kind and predicate of a sentence on it, if the file cannot be decoded.
     """
 
@@ -51,6 +56,7 @@ class CheckedFile:
     size: tuple[int, int] | None = None
     pixels: str = ""
     turned: bool = False
+    peak: int | None = None
     problem: tuple[str, str] | None = None
 
 
@@ -94,7 +100,8 @@ def _describe(image: Image.Image, content: bytes, digest: bytes) -> CheckedFile:
     pixels = PIXEL_FORMATS[image.mode]
     if content.startswith(_PNG) and content[_PNG_DEPTH] == 16:
         pixels = pixels.replace("8-bit", "16-bit")  # Pillow shortens 16-bit colour while it decodes
-    return CheckedFile(digest, (upright.height, upright.width), pixels, is_turned(image))
+    peak = highest_value(image) if PIXEL_FORMATS[image.mode] == "16-bit grey" else None
+    return CheckedFile(digest, (upright.height, upright.width), pixels, is_turned(image), peak)
 
 
 def count_pixel_formats(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[str, dict[str, int]]:
@@ -106,6 +113,20 @@ def count_pixel_formats(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[st
             if path in checked and checked[path].pixels:
                 counts[kind][checked[path].pixels] += 1
     return {kind: dict(found.most_common()) for kind, found in counts.items()}
+
+
+def find_dark(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[str, int]:
+    """By modality, the highest value of its 16-bit images, where it is far below what 16 bits can hold.
+
+    Cameras of 12 or 14 bits write such files. Divided by 257, the values become nearly black.
+    """
+    peaks: defaultdict[str, int] = defaultdict(int)
+    for record in scan.records:
+        for modality in Modality:
+            path = record.paths.of(modality)
+            if path in checked and (peak := checked[path].peak) is not None:
+                peaks[modality.value] = max(peaks[modality.value], peak)
+    return {name: peak for name, peak in peaks.items() if peak < DARK_PEAK}
 
 
 def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -> list[Problem]:

@@ -62,9 +62,14 @@ def convert_to(image: Image.Image, mode: str) -> Image.Image:
     return image.convert(mode)
 
 
+def highest_value(image: Image.Image) -> int:
+    """Of a grey image."""
+    return int(np.asarray(image).max(initial=0))
+
+
 def _to_eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.uint32)  # 32 bits: the sum below exceeds 16
-    if values.max(initial=0) > _MAX_16_BIT:
+    if highest_value(image) > _MAX_16_BIT:
         raise ValueError("it has more than 16 bits per pixel; save it with 8 or 16 bits")
     return Image.fromarray(((values + _STEP // 2) // _STEP).astype(np.uint8))
 

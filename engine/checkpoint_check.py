@@ -23,6 +23,10 @@ STATE_OF: dict[type[Optimizer], frozenset[str]] = {
 }
 """What an optimiser remembers of each parameter."""
 
+LARGEST_COUNT = 2**53
+"""More epochs and steps than any run has; beyond it, numbers are no longer exact in floating point."""
+KINDS: dict[type, str] = {int: "a whole number", float: "a finite number", str: "a text", list: "a list"}
+"""What the types of progress are called in messages."""
 ENTRIES = ("model", "optimizer", "scaler", "progress", "random", "config")
 """What a checkpoint must hold to be resumed from, in every version."""
 
@@ -153,13 +157,17 @@ def _check_progress(progress: Any) -> None:
     for name, value in progress.items():
         wanted = type(getattr(defaults, name))
         if not (_is_number(value) if wanted is float else type(value) is wanted):
-            raise DamagedError(f"{name} in its progress is not {wanted.__name__}")
+            raise DamagedError(f"{name} in its progress is not {KINDS.get(wanted, wanted.__name__)}")
     counts = [progress[name] for name in ("epoch", "steps_in_epoch", "step")]
-    if min(counts) < 0 or progress["step"] < progress["steps_in_epoch"] or not progress["best_map"] <= 1:
+    are_possible = min(counts) >= 0 and max(counts) < LARGEST_COUNT
+    if not are_possible or progress["step"] < progress["steps_in_epoch"] or not progress["best_map"] <= 1:
         raise DamagedError("its progress has numbers that cannot be")
-    if not all(isinstance(name, str) for name in progress["unreadable"]) or not _are_numbers(
-        progress["sums"].values()
-    ):
+    are_readable = (
+        all(isinstance(name, str) for name in progress["unreadable"])
+        and all(isinstance(environment, Mapping) for environment in progress.get("environments", []))
+        and _are_numbers(progress["sums"].values())
+    )
+    if not are_readable:
         raise DamagedError("its progress cannot be read")
     _check_epochs(progress["epochs"], progress["epoch"])
 

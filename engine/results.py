@@ -266,10 +266,8 @@ def write_metrics(
         scores.best_name: {**scores.best, **choice},
         **{name: control.as_dict() for name, control in scores.controls.items()},
     }
-    content = {"epochs": progress.epochs, "summary": summary, "breakdown": scores.breakdown.as_dict()}
-    content |= {"cost": cost.as_dict(), "environments": progress.environments}
-    start = {"initial_weights": progress.initial_weights, "initial_sha256": progress.initial_sha256}
-    save_json(folder / "metrics.json", {**content, **start})
+    found = {"summary": summary, "breakdown": scores.breakdown.as_dict(), "cost": cost.as_dict()}
+    save_json(folder / "metrics.json", {**progress.as_metrics(), **found})
     rows = {scores.best_name: main_scores(scores.best)}
     rows |= {f"control: {name}": control.main.as_dict() for name, control in scores.controls.items()}
     table = f"{result_table(scores.last, rows)}\n{scores.explain_choice()}"

@@ -84,3 +84,8 @@ class Progress:
     initial_weights: str = ""
     initial_sha256: str = ""
     environments: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_metrics(self) -> dict[str, Any]:
+        """What metrics.json tells of a run, finished or not."""
+        names = ("epochs", "environments", "initial_weights", "initial_sha256")
+        return {name: getattr(self, name) for name in names}

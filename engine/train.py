@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections import deque
@@ -33,6 +34,10 @@ from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
 from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
+
+_BUFFERS = "forward_sync_buffers"  # of DistributedDataParallel; its older name is deprecated since torch 2.13
+if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    _BUFFERS = "broadcast_buffers"
 
 
 MANY_SKIPPED = 0.1
@@ -99,9 +104,9 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.mixed_precision)
         self.parallel: nn.Module = model
         if self.world.size > 1:
-            self.parallel = DistributedDataParallel(
-                model, device_ids=[device] if device.type == "cuda" else None, broadcast_buffers=False
-            )
+            options: dict[str, Any] = {_BUFFERS: False}
+            device_ids = [device] if device.type == "cuda" else None
+            self.parallel = DistributedDataParallel(model, device_ids=device_ids, **options)
         self.lag = 1 if device.type == "cuda" else 0  # steps after which a number is read; see `Meter`
         self._stop_flags: deque[Reading] = deque()
         self._last_losses: Mapping[str, float] = {}
@@ -110,6 +115,7 @@ class Trainer:
         """Go on from the content of a checkpoint that `run` has written."""
         check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
         progress = Progress(**content["progress"])
+        self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length
         if progress.steps_in_epoch > len(self.loader):
             raise UserError(
                 f"the checkpoint is {progress.steps_in_epoch} steps into an epoch, which now has only "
@@ -228,8 +234,7 @@ class Trainer:
             if self.settings.checkpoint_period and epoch % self.settings.checkpoint_period == 0:
                 list_run_files(self.folder, [checkpoint_name(epoch)])
                 save_checkpoint(self.folder / checkpoint_name(epoch), **weights)
-            content = {"epochs": progress.epochs, "environments": progress.environments}
-            save_json(self.folder / "metrics.json", content)
+            save_json(self.folder / "metrics.json", progress.as_metrics())
         self._save()
         return result
 

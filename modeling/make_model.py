@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import nn
 from yacs.config import CfgNode
 
 from modeling.atmoe import ATMoE
@@ -43,6 +45,9 @@ BranchBuilder = Callable[[CfgNode, TokenSizes], dict[str, Branch]]
 
 _builders: dict[str, BranchBuilder] = {}
 
+RESERVED = {"slimming", *dir(nn.ModuleDict)}
+"""Names that no branch may have: that of the backbone's own selection, and those that torch uses."""
+
 
 def register_branch(name: str, build: BranchBuilder) -> None:
     """Add a way from tokens to a descriptor; `docs/extending.md` walks through it.
@@ -76,7 +81,10 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
     branches: dict[str, Branch] = {}
     for build in _builders.values():
-        branches |= build(cfg, sizes)
+        for name, branch in build(cfg, sizes).items():
+            if name in branches or name in RESERVED or not re.fullmatch("[a-z][a-z0-9_]*", name):
+                raise ValueError(f"a branch cannot be called {name!r}; choose another name, such as gated")
+            branches[name] = branch
     model = MultiModalReID(
         backbone=backbone,
         branches=branches,

@@ -199,6 +199,7 @@ def _put_into_place(new: Path, target: Path) -> None:
     while True:
         aside = _beside(target, _ASIDE)
         with suppress(FileNotFoundError):
+            shutil.copymode(target, new)
             os.rename(target, aside)
         try:
             os.rename(new, target)
@@ -231,6 +232,9 @@ def _recover(target: Path) -> None:
 def _remove_report(replaced: Path, target: Path) -> None:
     """Remove the files of a report that was replaced; others move to the same place in the new one."""
     ours = _read_list(replaced) or set()
+    for place, folders, files in os.walk(replaced):
+        if not (folders or files) and Path(place) != replaced:  # somebody's, and empty
+            (target / Path(place).relative_to(replaced)).mkdir(parents=True, exist_ok=True)
     for path in _files_of(replaced):
         name = path.relative_to(replaced).as_posix()
         if name not in ours or path.is_symlink():

@@ -97,3 +97,16 @@ def test_what_is_registered_twice_or_in_no_section_is_refused() -> None:
     for key in ("MODEL.HDM", "NOWHERE.KEY", "MODEL"):
         with pytest.raises(ValueError, match="is no new key of MODEL"):
             register_key(key, False)
+
+
+@pytest.mark.parametrize("name", ["ori", "sdtps", "slimming", "keys", "a.b", "", "Gated"])
+def test_a_branch_cannot_take_the_name_of_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from config import load_config
+    from conftest import SMALL_MODEL
+    from modeling import make_model
+    from modeling.branches.original import Original
+
+    monkeypatch.setattr(make_model, "_builders", dict(make_model._builders))
+    make_model.register_branch("mine", lambda cfg, sizes: {name: Original(sizes.dim)})
+    with pytest.raises(ValueError, match=f"a branch cannot be called {name!r}; choose another name"):
+        make_model.make_model(load_config(SMALL_MODEL), 5, 2)

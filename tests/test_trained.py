@@ -95,7 +95,16 @@ def test_a_damaged_configuration_is_named(run: Path, tmp_path: Path, config: Any
         load_trained(path)
 
 
-@pytest.mark.parametrize("data", [3, {}, {"classes": -1, "cameras": [0], "scenes": [0]}, {"classes": "8"}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        3,
+        {},
+        {"classes": -1, "cameras": [0], "scenes": [0]},
+        {"classes": 10**12, "cameras": [0], "scenes": [0]},
+        {"classes": "8"},
+    ],
+)
 def test_a_damaged_description_of_the_data_is_named(run: Path, tmp_path: Path, data: Any) -> None:
     with pytest.raises(UserError, match=r"other\.pth is damaged: its entry `data`"):
         load_trained(change(run / "last.pth", tmp_path / "other.pth", data=data))
@@ -160,3 +169,13 @@ def test_the_table_of_settings_that_do_not_matter_is_right(make_batch: Any) -> N
 def test_the_tables_of_settings_name_settings() -> None:
     known = {key for key, _ in flatten(get_cfg())}
     assert known >= HARMLESS | TRAINING_ONLY
+
+
+def test_a_setting_without_effect_is_no_difference() -> None:
+    trained, cfg = load_config(SMALL_MODEL), load_config(SMALL_MODEL, ["MODEL.SIE_COE", "3.0"])
+    assert list_differences(trained, cfg) == []
+    with_cameras = ["MODEL.SIE_CAMERA", "True"]
+    trained, cfg = (
+        load_config(SMALL_MODEL, [*with_cameras, *more]) for more in ([], ["MODEL.SIE_COE", "3.0"])
+    )
+    assert list_differences(trained, cfg) == ["MODEL.SIE_COE is 3.0, in the checkpoint 1.0"]

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from config import load_config
 from config.validate import patch_size
 from datasets.build import scan_data
-from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_problems
+from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_dark, find_problems
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
@@ -64,6 +64,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for modality, counts in formats.items():
         shown = ", ".join(f"{count} {pixels}" for pixels, count in counts.items())
         logger.info("%6s: %s", modality, shown)
+    for modality, peak in find_dark(scan, checked).items():
+        logger.warning(
+            "the 16-bit %s images reach %d of 65535 and will be nearly black: multiply their values by %d, "
+            "or save them with 8 bits (docs/data.md)",
+            modality,
+            peak,
+            65535 // max(peak, 1),
+        )
     turned = sum(file.turned for file in checked.values())
     if turned:
         logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)

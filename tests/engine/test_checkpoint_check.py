@@ -108,14 +108,25 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "half a scaler": (_put("scaler", value={"scale": 2.0}), "its scaler of mixed precision"),
     "progress without an epoch": (_without("progress", "epoch"), "its progress cannot be read"),
     "an unknown kind of progress": (_put("progress", "mood", value=1), "its progress cannot be read"),
-    "an epoch that is a text": (_put("progress", "epoch", value="1"), "epoch in its progress is not int"),
+    "an epoch that is a text": (
+        _put("progress", "epoch", value="1"),
+        "epoch in its progress is not a whole number",
+    ),
     "a negative epoch": (_put("progress", "epoch", value=-1), "numbers that cannot be"),
     "epochs that were never recorded": (_put("progress", "epoch", value=10**12), "records of the epochs"),
     "more steps than the epoch has": (
         lambda content: content["progress"].update(steps_in_epoch=99, step=99),
         "99 steps into an epoch, which now has only 3",
     ),
-    "a score that is no number": (_put("progress", "best_map", value=float("nan")), "best_map"),
+    "a score that is no number": (
+        _put("progress", "best_map", value=float("nan")),
+        "best_map in its progress is not a finite number",
+    ),
+    "a step beyond counting": (_put("progress", "step", value=10**30), "numbers that cannot be"),
+    "an environment that is a number": (
+        _put("progress", "environments", value=[3]),
+        "its progress cannot be read",
+    ),
     "sums that are texts": (_put("progress", "sums", value={"loss": "1"}), "its progress cannot be read"),
     "records that hold themselves": (_circle, "records of the epochs"),
     "a record that is a number": (_put("progress", "epochs", value=[1]), "records of the epochs"),

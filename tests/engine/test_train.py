@@ -550,3 +550,32 @@ def test_images_that_were_replaced_are_listed_once_at_the_end(
     batches[1] = replace(batches[1], unreadable=("a.jpg (NI): truncated",))
     trainer.run()
     assert "1 training images could not be read:\n  a.jpg (NI): truncated" in caplog.text
+
+
+def test_a_run_that_stops_at_the_end_of_a_long_epoch_is_resumed(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    """The number of batches differs from epoch to epoch."""
+
+    def lengthen(trainer: Trainer) -> None:
+        loader = trainer.loader
+        assert isinstance(loader, ToyLoader)
+        batches, plain = loader.batches, loader.set_epoch
+
+        def set_epoch(epoch: int, first_batch: int) -> None:
+            loader.batches = batches[:2] if epoch == 1 else batches
+            plain(epoch, first_batch)
+
+        trainer.set_epoch = set_epoch
+        loader.batches = batches[:2]
+
+    settings = TrainSettings(epochs=2)
+    stopped = make_trainer(settings, results(0.1, 0.2))
+    lengthen(stopped)
+    with pytest.raises(RunStopped):
+        run_with_signal(stopped, signal.SIGTERM, 5)  # the third and last step of the second epoch
+    resumed = make_trainer(settings, results(0.2))
+    lengthen(resumed)
+    resumed.resume(load_checkpoint(tmp_path / "last.pth"))
+    resumed.run()
+    assert resumed.progress.step == 5

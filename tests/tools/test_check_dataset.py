@@ -53,6 +53,16 @@ def test_pixel_formats_and_turned_files_are_counted(
     assert report["turned"] == 1
 
 
+def test_16_bit_files_of_a_14_bit_camera_are_named(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = root / "RGBNT201" / "train_171" / "TI" / "000001_cam1_0_00.jpg"
+    with Image.open(path) as image:
+        values = np.asarray(image.convert("L")).astype(np.uint16)
+    Image.fromarray(values // 8 + 8000).save(path, format="PNG")
+    run(root)
+    highest = int(values.max()) // 8 + 8000
+    assert f"the 16-bit TI images reach {highest} of 65535 and will be nearly black" in caplog.text
+
+
 def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
