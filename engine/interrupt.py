@@ -54,8 +54,12 @@ def stop_with_launcher() -> None:
     A signal that torchrun does not handle, such as SIGUSR1, ends torchrun without a word to its processes.
     Only Linux can be told.
     """
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+    if sys.platform == "linux" and _is_below_torchrun():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _is_below_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 class StopSwitch:
@@ -93,5 +97,8 @@ class StopSwitch:
         try:
             yield
         finally:
+            # A torchrun that dies sends one signal for each of its threads, and one that lives repeats what
+            # the group has got: a late one must not end a process that is about to save.
+            is_ending = self.signal is not None and _is_below_torchrun()
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if is_ending else handler)

@@ -1,3 +1,4 @@
+import os
 import signal
 
 import pytest
@@ -25,3 +26,22 @@ def test_what_nohup_ignores_stays_ignored() -> None:
         assert switch.signal is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_late_signal_does_not_end_a_process_of_torchrun_that_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A torchrun that dies sends one for each of its threads."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    before = signal.getsignal(signal.SIGTERM)
+    switch = StopSwitch()
+    try:
+        with switch.listen():
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # would end this process
+        assert switch.signal is signal.SIGTERM
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, before)
