@@ -98,7 +98,7 @@ class StopSwitch:
             yield
         finally:
             # A torchrun that dies sends one signal for each of its threads, and one that lives repeats what
-            # the group has got: a late one must not end a process that is about to save.
+            # the group has got: a late one must not end a process that is about to say what it did.
             is_ending = self.signal is not None and _is_below_torchrun()
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)

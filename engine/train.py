@@ -182,12 +182,13 @@ class Trainer:
         )
         result: EvaluationResult | None = None
         try:
-            with self.stop.listen():
-                while progress.epoch < self.settings.epochs or result is None:
-                    result = self._run_epoch(min(progress.epoch + 1, self.settings.epochs))
-        except StopRequested:
-            self._save()
-            raise RunStopped(*self._stop_message()) from None
+            with self.stop.listen():  # also while it saves: a signal that follows the first must not end that
+                try:
+                    while progress.epoch < self.settings.epochs or result is None:
+                        result = self._run_epoch(min(progress.epoch + 1, self.settings.epochs))
+                except StopRequested:
+                    self._save()
+                    raise RunStopped(*self._stop_message()) from None
         finally:
             for opened in (board, self.evaluation_board):
                 if opened is not None:

@@ -579,3 +579,20 @@ def test_a_run_that_stops_at_the_end_of_a_long_epoch_is_resumed(
     resumed.resume(load_checkpoint(tmp_path / "last.pth"))
     resumed.run()
     assert resumed.progress.step == 5
+
+
+def test_a_signal_that_follows_the_first_does_not_end_the_save(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(TrainSettings(epochs=3), results(0.1, 0.2))
+    save = trainer._save
+
+    def save_under_fire() -> None:
+        if trainer.stop.signal is not None:
+            signal.raise_signal(signal.SIGTERM)
+        save()
+
+    monkeypatch.setattr(trainer, "_save", save_under_fire)
+    with pytest.raises(RunStopped):
+        run_with_signal(trainer, signal.SIGTERM, 2)
+    assert load_checkpoint(tmp_path / "last.pth")["progress"]["step"] == 2
