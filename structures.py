@@ -48,7 +48,7 @@ def file_fault(path: Path) -> str:
     """What keeps a file from being a checkpoint of any kind, as the end of a sentence; empty if nothing does.
 
     A file that does not exist or may not be read has no fault here: whoever opens it says so. A pipe is not
-    opened, since that would wait for ever.
+    opened, since that would wait forever.
     """
     try:
         mode = path.stat().st_mode
@@ -208,11 +208,13 @@ class ModalBatch:
         return replace(self, images=images)
 
 
-MISSING_SETTINGS = {
+MISSING_CONDITIONS = {
     "complete": (),
     **{"".join(m.letter for m in lost): lost for size in (1, 2) for lost in combinations(Modality, size)},
 }
-"""Which modalities are missing, by the name of the setting: complete, r, n, t, rn, rt, nt."""
+"""Which modalities are missing, by the name of the condition: complete, r, n, t, rn, rt, nt."""
+
+PROTOCOLS = ("camera", "scene", "none")
 
 
 @dataclass(frozen=True)
@@ -223,8 +225,8 @@ class RetrievalSet:
         loader: batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several
             processes, this one's block of them.
         query_rows: for each query, its row in the order of `loader`.
-        gallery_rows: for each gallery entry, its row in the order of `loader`.
-        protocol: which gallery triples of the query's identity are dropped: those that share its `camera`,
+        gallery_rows: for each gallery item, its row in the order of `loader`; a triple may be in both.
+        protocol: which gallery items of the query's identity are dropped: those that share its `camera`,
             its `scene`, or, with `none`, only the query itself.
     """
 
@@ -232,6 +234,10 @@ class RetrievalSet:
     query_rows: np.ndarray
     gallery_rows: np.ndarray
     protocol: str
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"unknown evaluation protocol {self.protocol!r}; choose from {list(PROTOCOLS)}")
 
 
 @dataclass(frozen=True)
@@ -398,33 +404,60 @@ class ModelOutput:
         return torch.cat(parts, dim=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RankingMetrics:
-    """The score of one ranking. Queries without any right match in the gallery are skipped.
+    """The score of one ranking, query by query. Queries without any positive in the gallery are skipped.
 
     Attributes:
-        mean_ap: mean average precision of the scored queries, in [0, 1].
-        mean_inp: mean inverse negative penalty of the scored queries, in [0, 1].
-        cmc: cmc[k - 1] is the share of scored queries with a right match among the first k, in [0, 1].
-        average_precisions: (Q,) of all queries; NaN where skipped.
-        inverse_negative_penalties: (Q,) right matches / rank of the last of them; NaN where skipped.
-        first_hits: (Q,) rank of the first right match, from 1; 0 where skipped.
-        num_queries: queries that were scored.
-        num_skipped: queries that were not.
+        average_precisions: (Q,) the mean, over the positives, of the share of positives among the items
+            ranked so far, in [0, 1]; NaN where skipped.
+        inverse_negative_penalties: (Q,) number of positives / rank of the last of them; NaN where skipped.
+        first_hits: (Q,) rank of the first positive, from 1; 0 where skipped.
+        max_rank: length of the CMC curve.
     """
 
-    mean_ap: float
-    mean_inp: float
-    cmc: np.ndarray
     average_precisions: np.ndarray
     inverse_negative_penalties: np.ndarray
     first_hits: np.ndarray
-    num_queries: int
-    num_skipped: int = 0
+    max_rank: int = 50
+
+    def of(self, queries: np.ndarray) -> RankingMetrics:
+        """The scores of some of the queries, chosen by (Q,) booleans."""
+        return RankingMetrics(
+            self.average_precisions[queries],
+            self.inverse_negative_penalties[queries],
+            self.first_hits[queries],
+            self.max_rank,
+        )
+
+    @property
+    def mean_ap(self) -> float:
+        """Mean average precision of the scored queries, in [0, 1]."""
+        return float(np.nanmean(self.average_precisions))
+
+    @property
+    def mean_inp(self) -> float:
+        """Mean inverse negative penalty of the scored queries, in [0, 1]."""
+        return float(np.nanmean(self.inverse_negative_penalties))
+
+    @property
+    def cmc(self) -> np.ndarray:
+        """(max_rank,) the shares of scored queries with a positive among the first 1, 2, … items."""
+        return np.array([self.rank(k) for k in range(1, self.max_rank + 1)])
+
+    @property
+    def num_queries(self) -> int:
+        """Queries that were scored."""
+        return int(np.count_nonzero(self.first_hits))
+
+    @property
+    def num_skipped(self) -> int:
+        """Queries that were not."""
+        return len(self.first_hits) - self.num_queries
 
     def rank(self, k: int) -> float:
-        """CMC at rank k (from 1); beyond the gallery's size the last value holds."""
-        return float(self.cmc[min(k, len(self.cmc)) - 1])
+        """CMC at rank k: the share of scored queries with a positive among the first k items, in [0, 1]."""
+        return float((self.first_hits[self.first_hits > 0] <= k).mean())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for metrics.json, in percent."""

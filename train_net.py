@@ -5,6 +5,7 @@ from engine.arguments import answer_early, train_arguments
 if __name__ == "__main__":
     answer_early(train_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict
@@ -12,16 +13,16 @@ from pathlib import Path
 
 from config import check_resumable, load_config, stored_config, warn_about_unused
 from datasets.build import build_data
-from engine.build import make_device, make_evaluation, make_train_settings
+from engine.build import make_device, make_train_settings
 from engine.checkpoint import check_same_data, find_checkpoint
 from engine.command import run_command
 from engine.distributed import World
-from engine.final import score_epochs
-from engine.results import write_metrics
+from engine.final import score_epochs, write_metrics
 from engine.run_folder import open_run_folder, reset_run_folder
 from engine.run_state import Progress
 from engine.runtime import seed_everything
 from engine.train import Trainer
+from evaluation.build import make_evaluate
 from modeling.checkpoint_names import with_current_names
 from modeling.cost import measure_cost
 from modeling.make_model import make_model, warn_random_start
@@ -29,9 +30,12 @@ from modeling.weights import start_from
 from reporting.build import make_selection_watch
 from solver.build import make_criterion, make_optimizer, make_schedule
 
+logger = logging.getLogger(__name__)
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration, train, and report the result and the cost."""
+    # The configuration, the run folder, and the checkpoint to resume from.
     args = train_arguments(argv)
     cfg = load_config(args.config_file, args.settings)
     world = World.from_environment()
@@ -46,21 +50,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Checkpoints of version 1 do not say what the run started from.
         earlier["progress"].setdefault("initial_weights", stored.MODEL.PRETRAIN_PATH_T or "random")
     with world.joined(device):
+        # The data and the model. The seed gives a resumed run the same untrained model.
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
-        if earlier is not None:
-            check_same_data(earlier, data.fingerprints, force=args.force)
         model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
         start = {}
         if earlier is None or cfg.TEST.CONTROLS:
             start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
-        # The seed gives a resumed run the same untrained model; its random states are restored later.
         untrained = deepcopy(model) if cfg.TEST.CONTROLS else None
         model.to(device)
-        test = make_evaluation(cfg, data.test, device, world)
         seen = data.validation or data.test  # all that training may look at
-        evaluate = test if seen is data.test else make_evaluation(cfg, seen, device, world)
         optimizer = make_optimizer(cfg, model)
         trainer = Trainer(
             model=model,
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             loader=data.train_loader,
             set_epoch=data.sampler.set_epoch,
             on_epoch=model.set_epoch,
-            evaluate=lambda check_stop: evaluate(model, check_stop=check_stop),
+            evaluate=make_evaluate(cfg, seen, device, world),
             device=device,
             folder=folder,
             settings=make_train_settings(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
@@ -80,14 +80,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
+            check_same_data(earlier, data.fingerprints, force=args.force)
             trainer.resume({**earlier, "model": with_current_names(earlier["model"])})
-        remark = warn_random_start(cfg, trainer.progress.initial_weights)
+        # Train, then score the last and the best epoch on the test split.
+        warn_random_start(cfg, trainer.progress.initial_weights)
         checkpoints = trainer.checkpoints_to_come()
         reset_run_folder(folder, cfg.dump(), keep=args.resume is not None, checkpoints=checkpoints)
-        scores = score_epochs(trainer, trainer.run(), test, untrained)
+        test = make_evaluate(cfg, data.test, device, world)
+        last, summary = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
             cost = measure_cost(model)
-            write_metrics(folder, progress=trainer.progress, scores=scores, cost=cost, remark=remark)
+            write_metrics(trainer, last, summary, cost.as_dict())
+            warn_random_start(cfg, trainer.progress.initial_weights)  # again, below the scores
+            logger.info("cost\n%s", cost.table())
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from datasets.build import build_data
 from engine.arguments import add_config_arguments
 from engine.build import make_device
 from engine.command import run_command
-from engine.evaluate import evaluate_settings
 from engine.runtime import describe_software, setup_log
-from evaluation.build import make_evaluator
+from evaluation.build import make_evaluate
 from modeling.make_model import make_model
-from structures import MISSING_SETTINGS
+from structures import MISSING_CONDITIONS
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views).to(device)
 
-    ways = {"one evaluation": ["complete"], "--missing all": list(MISSING_SETTINGS)}
+    ways = {"one evaluation": ["complete"], "--missing all": list(MISSING_CONDITIONS)}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(args.repeats):
-        for way, settings in ways.items():
-            evaluators = {setting: make_evaluator(cfg, data.test) for setting in settings}
+        for way, conditions in ways.items():
             start = time.perf_counter()
-            evaluate_settings(model, loader=data.test.loader, evaluators=evaluators, device=device)
+            make_evaluate(cfg, data.test, device, conditions=conditions)(model)
             seconds[way].append(time.perf_counter() - start)
     one, every = (median(times) for times in seconds.values())
     logger.info(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from benchmarks.baselines import PlainHDM, PlainModel, evaluate_by_passes, plain_adam
@@ -21,16 +22,15 @@ from benchmarks.report import RATIO, Figure, Row
 from benchmarks.rows_ranking import score_difference, scores_of
 from benchmarks.sizes import Sizes
 from config import load_config
-from engine.evaluate import evaluate
 from engine.train import gradient_norm
-from evaluation.evaluator import RetrievalEvaluator
+from evaluation.build import make_evaluate
 from modeling.backbone import CLIP_WIDTH
 from modeling.cost import count_multiply_adds
 from modeling.hdm import HDM
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from solver.build import make_criterion, make_optimizer
-from structures import ModalBatch, ModelOutput, PerModality
+from structures import ModalBatch, ModelOutput, PerModality, RetrievalSet
 
 NUM_CLASSES, NUM_CAMERAS = 171, 4  # those of RGBNT201
 EVALUATION_BATCH = 50
@@ -62,10 +62,10 @@ def evaluation(sizes: Sizes) -> Row:
         for first in range(0, sizes.evaluated, EVALUATION_BATCH)
     ]
     rows = np.arange(sizes.evaluated)
+    triples = RetrievalSet(DataLoader(batches, batch_size=None), rows, rows, "camera")  # type: ignore[arg-type]
 
     def project() -> dict[int, tuple[float, float, np.ndarray]]:
-        evaluator = RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
-        result = evaluate(model, loader=batches, evaluator=evaluator, device=CPU)
+        (result,) = make_evaluate(cfg, triples, CPU)(model).values()
         return {pattern: scores_of(metrics) for pattern, metrics in result.ranking.items()}
 
     timing = by_turns({"plain": lambda: evaluate_by_passes(model, batches), "project": project}, sizes.effort)

@@ -8,11 +8,8 @@ import torch
 from yacs.config import CfgNode
 
 from engine.distributed import World
-from engine.evaluate import Evaluation
 from engine.run_state import TrainSettings
 from engine.runtime import choose_device, keep_freed_memory
-from evaluation.build import make_evaluator
-from structures import MISSING_SETTINGS, Modality, RetrievalSet, UserError
 
 
 def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
@@ -22,41 +19,6 @@ def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
     if device.type == "cpu":
         keep_freed_memory()
     return device
-
-
-def missing_modalities(cfg: CfgNode) -> tuple[Modality, ...]:
-    """The modalities that TEST.MISS takes away in evaluation."""
-    return MISSING_SETTINGS[_missing_setting(cfg)]
-
-
-def missing_settings(cfg: CfgNode, wanted: str | None) -> list[str]:
-    """The settings of missing modalities to evaluate: the one that TEST.MISS names, or all.
-
-    Args:
-        cfg: a configuration.
-        wanted: `all`, or None.
-    """
-    if wanted is None:
-        return [_missing_setting(cfg)]
-    if cfg.TEST.MISS != "nothing":
-        raise UserError(
-            f"TEST.MISS {cfg.TEST.MISS} and --missing all contradict each other; give one of them"
-        )
-    return list(MISSING_SETTINGS)
-
-
-def _missing_setting(cfg: CfgNode) -> str:
-    """A key of `MISSING_SETTINGS`."""
-    return "complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS
-
-
-def make_evaluation(
-    cfg: CfgNode, triples: RetrievalSet, device: torch.device, world: World | None = None
-) -> Evaluation:
-    """The evaluation of models on a set, without the modalities that TEST.MISS takes away."""
-    return Evaluation(
-        triples.loader, make_evaluator(cfg, triples), device, missing_modalities(cfg), world or World()
-    )
 
 
 def make_train_settings(cfg: CfgNode, data: dict[str, Any] | None = None) -> TrainSettings:

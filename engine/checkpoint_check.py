@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
 from engine.run_state import Progress
+from evaluation.result import scores_by_pattern
 from structures import UserError, on_one_line
 
 STATE_OF: dict[type[Optimizer], frozenset[str]] = {
@@ -180,9 +181,8 @@ def _check_epochs(epochs: list[Any], count: int) -> None:
         for record in epochs:
             for split in ("test", "validation"):
                 if split in record:
-                    patterns = [record[split][name] for name in record[split] if name.startswith("pattern_")]
-                    whole &= bool(patterns)
-                    whole &= all(_are_numbers(pattern[score] for score in SCORES) for pattern in patterns)
+                    found = scores_by_pattern(record[split]).values()
+                    whole &= bool(found) and all(_are_numbers(s[name] for name in SCORES) for s in found)
         json.dumps(epochs)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         whole = False

@@ -28,9 +28,10 @@ from engine.files import save_json
 from engine.finite import NonFiniteLossError, describe_bad_state, describe_bad_step
 from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_children_alone
 from engine.meter import Meter, Reading, StepNumbers
-from engine.results import EvaluationResult
 from engine.run_folder import BOARD, EVALUATION_BOARD, list_new_events, list_run_files
 from engine.run_state import Loader, Progress, Schedule, SetEpoch, TrainSettings
+from evaluation.loop import Evaluate
+from evaluation.result import EvaluationResult
 from structures import ModalBatch, ModelOutput, UserError
 
 logger = logging.getLogger(__name__)
@@ -54,8 +55,7 @@ class Trainer:
         schedule: of the learning rates.
         loader: training batches; with several processes, this one's part of each.
         set_epoch: see `SetEpoch`.
-        evaluate: scores the model as it is, on the split that `settings` names; calls its argument now and
-            then, so that a signal can stop it.
+        evaluate: scores the model on the split that `settings` names, under one condition.
         device: where the model is.
         folder: the run folder.
         settings: see `TrainSettings`.
@@ -75,7 +75,7 @@ class Trainer:
         schedule: Schedule,
         loader: Loader,
         set_epoch: SetEpoch,
-        evaluate: Callable[[Callable[[], None]], EvaluationResult],
+        evaluate: Evaluate,
         device: torch.device,
         folder: Path,
         settings: TrainSettings,
@@ -356,7 +356,7 @@ class Trainer:
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
-            result = self.evaluate(self._check_stop)
+            (result,) = self.evaluate(self.model, check_stop=self._check_stop).values()
         logger.info(
             "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
             epoch,

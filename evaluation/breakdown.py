@@ -2,55 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from evaluation.ranking import QueryScores, Retrieval, score_queries
+from evaluation.ranking import Retrieval, score_ranks
 from structures import RankingMetrics
 
+Breakdown = dict[str, list[dict[str, Any]]]
+"""Plain numbers for metrics.json and the report, in percent; parts without a scored query are left out.
 
-@dataclass(frozen=True)
-class PartScore:
-    """The score of some of the queries; those without a right match do not count.
-
-    Attributes:
-        labels: what the part is: `person`, or the cameras `query` and `gallery`.
-        num_queries: queries that were scored, at least 1.
-        mean_ap: in [0, 1].
-        rank_1: share of the queries whose first item is right, in [0, 1].
-    """
-
-    labels: dict[str, int]
-    num_queries: int
-    mean_ap: float
-    rank_1: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, in percent."""
-        scores = {"mAP": 100 * self.mean_ap, "rank_1": 100 * self.rank_1}
-        return {**self.labels, "queries": self.num_queries, **scores}
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """The score of one ranking in parts, sorted; parts in which no query can be scored are left out.
-
-    Attributes:
-        identities: the queries of each person against the whole gallery.
-        camera_pairs: the queries of each camera against the gallery items of each camera alone.
-    """
-
-    identities: tuple[PartScore, ...]
-    camera_pairs: tuple[PartScore, ...]
-
-    def as_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Plain numbers for metrics.json and the report, in percent."""
-        return {
-            "identities": [score.as_dict() for score in self.identities],
-            "camera_pairs": [score.as_dict() for score in self.camera_pairs],
-        }
+`identities`: the queries of each person against the whole gallery. `camera_pairs`: the queries of each camera
+against the gallery items of each camera alone.
+"""
 
 
 def break_down(
@@ -64,29 +28,20 @@ def break_down(
         query_cameras: (Q,).
         gallery_cameras: (G,).
     """
-    identities = [
-        PartScore({"person": person}, *score)
-        for person, score in _score_by(retrieval.query_ids, metrics).items()
-    ]
     pairs = []
     for camera in np.unique(gallery_cameras).tolist():
-        scores = score_queries(retrieval.in_gallery(np.flatnonzero(gallery_cameras == camera)))
-        pairs += [
-            PartScore({"query": query_camera, "gallery": camera}, *score)
-            for query_camera, score in _score_by(query_cameras, scores).items()
-        ]
-    pairs.sort(key=lambda pair: (pair.labels["query"], pair.labels["gallery"]))
-    return Breakdown(tuple(identities), tuple(pairs))
+        part = retrieval.in_gallery(np.flatnonzero(gallery_cameras == camera))
+        scores = _score_by("query", query_cameras, score_ranks(*part.rank_positives(), len(query_cameras)))
+        pairs += [{"query": row["query"], "gallery": camera, **row} for row in scores]
+    pairs.sort(key=lambda pair: (pair["query"], pair["gallery"]))
+    return {"identities": _score_by("person", retrieval.query_ids, metrics), "camera_pairs": pairs}
 
 
-def _score_by(
-    labels: np.ndarray, scores: QueryScores | RankingMetrics
-) -> dict[int, tuple[int, float, float]]:
+def _score_by(name: str, labels: np.ndarray, metrics: RankingMetrics) -> list[dict[str, Any]]:
     """Scored queries, mAP and Rank-1 by the label of the queries, (Q,), in ascending order."""
-    scored = scores.first_hits > 0
-    parts = {}
-    for label in np.unique(labels[scored]).tolist():
-        part = scored & (labels == label)
-        rank_1 = (scores.first_hits[part] == 1).mean()
-        parts[label] = int(part.sum()), float(scores.average_precisions[part].mean()), float(rank_1)
-    return parts
+    rows = []
+    for label in np.unique(labels[metrics.first_hits > 0]).tolist():
+        part = metrics.of(labels == label)
+        scores = {"mAP": 100 * part.mean_ap, "rank_1": 100 * part.rank(1)}
+        rows.append({name: label, "queries": part.num_queries, **scores})
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import numpy as np
 
@@ -24,26 +25,14 @@ class SquaredEuclidean:
     unit = "features"
 
     def __init__(self, query_features: np.ndarray, gallery_features: np.ndarray) -> None:
-        """Prepare the distances.
-
-        Args:
-            query_features: (Q, D).
-            gallery_features: (G, D).
-
-        Raises:
-            UserError: if a side is empty, a feature is not finite or the dimensions differ.
-        """
+        """Prepare the distances of (Q, D) to (G, D); a UserError if they cannot be compared."""
         check_features(query_features, gallery_features)
         self._query, self._gallery = query_features, gallery_features
+        self.shape = len(query_features), len(gallery_features)
         self._gallery_norms = _squared_norms(gallery_features)  # (G,)
         self._repeated, self._first = _repeated_rows(gallery_features)
         is_small = 8 * gallery_features.size <= COPY_BYTES
         self._copy = self._widened(slice(None)) if is_small else None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of queries and of gallery items."""
-        return len(self._query), len(self._gallery)
 
     def of(self, queries: slice) -> np.ndarray:
         """The squared distances of some queries to all gallery items, (Q', G), a new array."""
@@ -62,13 +51,13 @@ class SquaredEuclidean:
         return distances
 
     def _widened(self, rows: slice) -> np.ndarray:
-        """Some gallery features in float64, with their squared norm and a 1 behind: (G', D + 2)."""
+        """Some gallery features in float64, then their squared norm and a 1: (G', D + 2)."""
         features = self._gallery[rows]
         return np.column_stack([features, self._gallery_norms[rows], np.ones(len(features))])
 
-    def in_gallery(self, places: np.ndarray) -> SquaredEuclidean:
-        """The distances to some of the gallery items, given by their places."""
-        return SquaredEuclidean(self._query, self._gallery[places])
+    def in_gallery(self, items: np.ndarray) -> SquaredEuclidean:
+        """The distances to some of the gallery items, given by their indices."""
+        return SquaredEuclidean(self._query, self._gallery[items])
 
     @staticmethod
     def to_report(distances: np.ndarray) -> np.ndarray:
@@ -82,14 +71,7 @@ class GivenDistances:
     unit = "distances"
 
     def __init__(self, matrix: np.ndarray) -> None:
-        """Take the distances.
-
-        Args:
-            matrix: (Q, G).
-
-        Raises:
-            UserError: if it is empty or holds a value that is not finite.
-        """
+        """Take the distances, (Q, G); a UserError if they cannot be ranked."""
         for side, count in zip(("query", "gallery"), matrix.shape, strict=True):
             if count == 0:
                 raise UserError(f"the {side} is empty; there is nothing to rank")
@@ -99,20 +81,15 @@ class GivenDistances:
                 f"{num_broken} of {matrix.size} distances are NaN or infinite; they cannot be ranked"
             )
         self._matrix = matrix.astype(np.result_type(matrix, np.float32), copy=False)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of queries and of gallery items."""
-        num_queries, num_gallery = self._matrix.shape
-        return num_queries, num_gallery
+        self.shape = len(matrix), matrix.shape[1]
 
     def of(self, queries: slice) -> np.ndarray:
         """The distances of some queries to all gallery items, (Q', G), a new array."""
         return self._matrix[queries].copy()
 
-    def in_gallery(self, places: np.ndarray) -> GivenDistances:
-        """The distances to some of the gallery items, given by their places."""
-        return GivenDistances(self._matrix[:, places])
+    def in_gallery(self, items: np.ndarray) -> GivenDistances:
+        """The distances to some of the gallery items, given by their indices."""
+        return GivenDistances(self._matrix[:, items])
 
     @staticmethod
     def to_report(distances: np.ndarray) -> np.ndarray:
@@ -125,8 +102,8 @@ def rows_at_once(row_length: int, most: int) -> int:
     return max(1, min(most, CHUNK_BYTES // (8 * row_length)))
 
 
-def nearest_places(distances: np.ndarray, top: int) -> np.ndarray:
-    """The `top` smallest of the finite distances (G,), or all of them, by distance and then by place."""
+def nearest_indices(distances: np.ndarray, top: int) -> np.ndarray:
+    """The indices of the `top` smallest finite distances of (G,), or of all; equal ones by index."""
     top = min(top, len(distances))
     limit = min(np.partition(distances, top - 1)[top - 1], np.finfo(distances.dtype).max)
     candidates = np.flatnonzero(distances <= limit)  # more than `top` if some tie with the last
@@ -173,22 +150,11 @@ def _squared_norms(features: np.ndarray) -> np.ndarray:
 def _repeated_rows(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The rows (G, D) that are equal to an earlier one, and for each of them the first row equal to it.
 
-    A matrix product may round equal rows differently, by their place in memory. Reading the distance of the
-    first of them makes equal features tie exactly, on every machine.
+    A matrix product may round equal rows differently, depending on where they lie in memory. Reading the
+    distance of the first of them makes equal features tie exactly, on every machine.
     """
-    hashes = np.concatenate([_hashes(features[block]) for block in _blocks(features)])
-    _, groups, sizes = np.unique(hashes, return_inverse=True, return_counts=True)
-    first: dict[bytes, int] = {}
-    pairs = [
-        (row, first.setdefault(features[row].tobytes(), row))
-        for row in np.flatnonzero(sizes[groups] > 1).tolist()  # only these can be equal to another
-    ]
-    repeated = np.array([pair for pair in pairs if pair[0] != pair[1]], dtype=np.int64).reshape(-1, 2)
-    return repeated[:, 0], repeated[:, 1]
-
-
-def _hashes(features: np.ndarray) -> np.ndarray:
-    """A number for each row, (G, D) to (G,); equal rows have equal numbers, others hardly ever."""
-    words = np.ascontiguousarray(features, dtype=np.float64).view(np.uint64)
-    factors = np.random.default_rng(0).integers(2**64, size=words.shape[1], dtype=np.uint64)
-    return words @ factors
+    seen: dict[bytes, int] = {}
+    digests = (blake2b(row.tobytes(), digest_size=16).digest() for row in features)
+    first = np.array([seen.setdefault(digest, row) for row, digest in enumerate(digests)])
+    repeated = np.flatnonzero(first < np.arange(len(features)))
+    return repeated, first[repeated]

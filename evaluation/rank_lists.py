@@ -6,39 +6,40 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.distances import CHUNK_SIZE, nearest_places
+from evaluation.distances import CHUNK_SIZE, nearest_indices
 from evaluation.ranking import RankedChunk, Retrieval
 
 
 @dataclass(frozen=True)
 class RankLists:
-    """For each of Q queries its nearest items and its nearest right match; dropped items are left out.
+    """For each of Q queries its nearest items and its nearest positive; dropped items are left out.
 
     Attributes:
-        places: (Q, top) the nearest items, as places in the gallery, nearest first; -1 beyond the last.
-        distances: (Q, top) their distances; NaN beyond the last. Euclidean, or those of re-ranking.
-        match_ranks: (Q,) the rank of the nearest right match, from 1, also beyond `top`; 0 if there is none.
-        match_places: (Q,) its place in the gallery; -1 if there is none.
-        match_distances: (Q,) its distance; NaN if there is none.
+        items: (Q, top) the nearest items, as indices of the gallery, nearest first; -1 after the last.
+        distances: (Q, top) their distances; NaN after the last. Euclidean, or those of re-ranking.
+        positive_ranks: (Q,) the rank of the nearest positive, from 1, even if above `top`; 0 without one.
+        positives: (Q,) its index in the gallery; -1 without one.
+        positive_distances: (Q,) its distance; NaN without one.
     """
 
-    places: np.ndarray
+    items: np.ndarray
     distances: np.ndarray
-    match_ranks: np.ndarray
-    match_places: np.ndarray
-    match_distances: np.ndarray
+    positive_ranks: np.ndarray
+    positives: np.ndarray
+    positive_distances: np.ndarray
 
     def with_rows(self, gallery_rows: np.ndarray) -> RankLists:
-        """The lists with `gallery_rows[place]` (G,) instead of each place; -1 stays."""
-        rows = np.append(gallery_rows, -1)  # so that place -1 reads -1
-        return replace(self, places=rows[self.places], match_places=rows[self.match_places])
+        """The lists with `gallery_rows[index]` (G,) in place of each index; -1 stays."""
+        rows = np.append(gallery_rows, -1)  # index -1 reads the last entry
+        return replace(self, items=rows[self.items], positives=rows[self.positives])
 
 
 def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> RankLists:
-    """List the `top` nearest kept items of every query, or all there are, and its nearest right match."""
+    """List the `top` nearest items of every query, or all there are, and its nearest positive."""
     parts = retrieval.map_chunks(lambda chunk: _nearest_in_chunk(chunk, top), chunk_size)
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
-    joined |= {name: retrieval.distances.to_report(joined[name]) for name in ("distances", "match_distances")}
+    for name in ("distances", "positive_distances"):
+        joined[name] = retrieval.distances.to_report(joined[name])
     return RankLists(**joined)
 
 
@@ -46,19 +47,18 @@ def _nearest_in_chunk(chunk: RankedChunk, top: int) -> RankLists:
     """The lists of the queries of one chunk, with the distances by which they were ranked."""
     num_queries = len(chunk.distances)
     lists = RankLists(
-        places=np.full((num_queries, top), -1),
+        items=np.full((num_queries, top), -1),
         distances=np.full((num_queries, top), np.nan),
-        match_ranks=np.zeros(num_queries, dtype=np.int64),
-        match_places=np.full(num_queries, -1),
-        match_distances=np.full(num_queries, np.nan),
+        positive_ranks=np.zeros(num_queries, dtype=np.int64),
+        positives=np.full(num_queries, -1),
+        positive_distances=np.full(num_queries, np.nan),
     )
     for query, distances in enumerate(chunk.distances):
-        places = nearest_places(distances, top)
-        lists.places[query, : len(places)] = places
-        lists.distances[query, : len(places)] = distances[places]
-    has_hit, first = np.unique(chunk.queries, return_index=True)
-    places = chunk.places[first]
-    lists.match_ranks[has_hit] = chunk.ranks[first]
-    lists.match_places[has_hit] = places
-    lists.match_distances[has_hit] = chunk.distances[has_hit, places]
+        items = nearest_indices(distances, top)
+        lists.items[query, : len(items)] = items
+        lists.distances[query, : len(items)] = distances[items]
+    queries, first = np.unique(chunk.queries, return_index=True)
+    lists.positive_ranks[queries] = chunk.ranks[first]
+    lists.positives[queries] = chunk.items[first]
+    lists.positive_distances[queries] = chunk.distances[queries, chunk.items[first]]
     return lists

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
-from evaluation.distances import SquaredEuclidean, check_features, nearest_places, rows_at_once
+from evaluation.distances import SquaredEuclidean, check_features, nearest_indices, rows_at_once
 from structures import UserError
 
 CHUNK_SIZE = 8192
@@ -27,7 +27,7 @@ def rerank(
 
     Let N = Q + G: queries and gallery are one set, in which an item may appear twice.
 
-    1. Squared Euclidean distances, each row divided by its largest. Equal ones are ordered by their place.
+    1. Squared Euclidean distances, each row divided by its largest. Equal ones are ordered by index.
     2. i and j are k-reciprocal neighbours if each is among the k + 1 nearest of the other. The set of i holds
        its k1-reciprocal neighbours, and with each of them its k1/2-reciprocal neighbours where more than two
        thirds of these are k1-reciprocal neighbours of i.
@@ -53,7 +53,7 @@ def rerank(
         (Q, G) distances. Memory grows with N * (k1 * k2 + chunk_size) and with Q * G.
 
     Raises:
-        UserError: if a side is empty, a feature is not finite, dimensions differ or a setting cannot be used.
+        UserError: if a side is empty, a feature is not finite, dimensions differ or an option cannot be used.
     """
     if k1 < 1 or k2 < 1 or not 0 <= weight <= 1:
         raise UserError(
@@ -72,7 +72,7 @@ def rerank(
 
     num_nearest = max(k1 + 1, k2)
     nearest = np.array(
-        [nearest_places(row, num_nearest) for number in range(len(chunks)) for row in scaled_rows(number)]
+        [nearest_indices(row, num_nearest) for number in range(len(chunks)) for row in scaled_rows(number)]
     )  # (N, at most num_nearest)
     sets = _neighbour_sets(nearest, k1)
     parts, original = [], np.empty((num_queries, size - num_queries))
@@ -100,7 +100,7 @@ def _scaled_rows(distances: SquaredEuclidean, rows: slice) -> np.ndarray:
 
 
 def _indicator(members: np.ndarray) -> sparse.csr_array:
-    """A matrix (N, N) with a one at (i, members[i, m]) for each m, from (N, M) places."""
+    """A matrix (N, N) with a one at (i, members[i, m]) for each m, from (N, M) indices."""
     size, num_members = members.shape
     starts = np.arange(0, size * num_members + 1, num_members)
     return sparse.csr_array((np.ones(members.size), members.ravel(), starts), shape=(size, size))
@@ -126,8 +126,8 @@ def _neighbour_sets(nearest: np.ndarray, k1: int) -> sparse.csr_array:
     # For i and each wide neighbour j of it: how many narrow neighbours of j are wide neighbours of i?
     shared = (wide @ narrow).multiply(wide).tocoo()
     enough = 3 * shared.data > 2 * narrow.sum(axis=1)[shared.col]
-    places = (shared.row[enough], shared.col[enough])
-    expanding = sparse.csr_array((np.ones(enough.sum()), places), shape=wide.shape)
+    pairs = (shared.row[enough], shared.col[enough])
+    expanding = sparse.csr_array((np.ones(enough.sum()), pairs), shape=wide.shape)
     return (wide + expanding @ narrow).tocsr()
 
 

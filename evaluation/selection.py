@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structures import PerModality
+from structures import Modality, PerModality
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,23 @@ class SelectionMetrics:
         precision: share of the kept patches that lie on the person.
         chance: what a random choice would reach: the share of all patches that lie on the person.
         best: the best possible; below 1 where a person covers fewer patches than are kept.
-        same_places: what the places that are kept most often would reach, if they were kept in every image. A
-            selection that is not above this is a prior on the place, and does not look at the image.
+        same_indices: the precision if the patch indices that are kept most often were kept in every image. A
+            selection that is not above this knows where people stand, and does not look at the image.
     """
 
     precision: PerModality[float]
     chance: float
     best: float
-    same_places: PerModality[float]
+    same_indices: PerModality[float]
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain numbers for metrics.json, in percent."""
+        return {
+            **{m.value: 100 * self.precision.of(m) for m in Modality},
+            "chance": 100 * self.chance,
+            "best_possible": 100 * self.best,
+            **{f"same_indices_{m.value}": 100 * self.same_indices.of(m) for m in Modality},
+        }
 
 
 def patch_foreground(masks: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -44,15 +53,7 @@ def patch_foreground(masks: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def kept_patch_precision(kept: Tensor, foreground: Tensor) -> Tensor:
-    """Share of the kept patches that lie on the person, for each sample.
-
-    Args:
-        kept: (B, K) patch indices in [0, N).
-        foreground: (B, N) booleans.
-
-    Returns:
-        (B,) in [0, 1].
-    """
+    """Share of the kept patches (B, K) that lie on the foreground (B, N), for each sample: (B,) in [0, 1]."""
     return foreground.gather(1, kept).float().mean(dim=1)
 
 
@@ -61,17 +62,8 @@ def best_precision(foreground: Tensor, num_kept: int) -> Tensor:
     return foreground.sum(dim=1).clamp(max=num_kept).float() / num_kept
 
 
-def same_places_precision(kept: Tensor, foreground: Tensor) -> Tensor:
-    """The precision if the K places that are kept most often were kept in every sample; arguments as above.
-
-    Returns:
-        (B,) in [0, 1].
-    """
-    return foreground[:, most_kept_places(kept, foreground.shape[1])].float().mean(dim=1)
-
-
-def most_kept_places(kept: Tensor, num_patches: int) -> Tensor:
-    """The K of the N places that are kept most often; of equal ones the earlier: (B, K) -> (K,)."""
+def most_kept_indices(kept: Tensor, num_patches: int) -> Tensor:
+    """The K of the N patch indices that are kept most often; of equal ones the smaller: (B, K) -> (K,)."""
     counts = torch.bincount(kept.flatten(), minlength=num_patches)
     return counts.argsort(descending=True, stable=True)[: kept.shape[1]]
 
@@ -82,17 +74,17 @@ def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionM
     Args:
         kept: patch indices of each modality, each (B, K).
         foreground: (B, N) booleans; one mask serves the three aligned modalities.
-
-    Returns:
-        The means over the B samples.
     """
 
     def mean(values: Tensor) -> float:
         return values.to(torch.float64).mean().item()
 
+    def same_indices(indices: Tensor) -> float:
+        return mean(foreground[:, most_kept_indices(indices, foreground.shape[1])].float().mean(dim=1))
+
     return SelectionMetrics(
         precision=kept.map(lambda indices: mean(kept_patch_precision(indices, foreground))),
         chance=mean(foreground),
         best=mean(best_precision(foreground, kept.rgb.shape[1])),
-        same_places=kept.map(lambda indices: mean(same_places_precision(indices, foreground))),
+        same_indices=kept.map(same_indices),
     )

@@ -94,25 +94,23 @@ class MultiModalReID(nn.Module):
         globals_ = _split(encoded.globals_)
         return ModalTokens(globals_, _split(encoded.patches), globals_, self.backbone.grid, slimmed)
 
-    def forward_settings(
-        self, batch: ModalBatch, settings: Mapping[str, Sequence[Modality]]
+    def forward_conditions(
+        self, batch: ModalBatch, conditions: Mapping[str, Sequence[Modality]]
     ) -> dict[str, ModelOutput]:
-        """What `forward` gives without some of the modalities, for several such settings.
+        """What `forward` gives without some of the modalities, under several such conditions.
 
         Without slimming the backbone sees each modality by itself, so that the images are encoded once for
-        all settings. With slimming the modalities guide each other, and each setting is a pass of its own.
+        all conditions. With slimming the modalities guide each other: one pass for each condition.
 
         Args:
             batch: complete.
-            settings: by any name, the modalities that are missing.
+            conditions: by any name, the modalities that are missing.
         """
         if self.backbone.slimming is not None:
-            return {setting: self(batch.without(missing)) for setting, missing in settings.items()}
+            return {name: self(batch.without(missing)) for name, missing in conditions.items()}
         tokens = self.encode(batch)
-        absent = self._encode_missing(batch) if any(settings.values()) else tokens
-        return {
-            setting: self.fuse(tokens.replaced(missing, by=absent)) for setting, missing in settings.items()
-        }
+        absent = self._encode_missing(batch) if any(conditions.values()) else tokens
+        return {name: self.fuse(tokens.replaced(missing, by=absent)) for name, missing in conditions.items()}
 
     def _encode_missing(self, batch: ModalBatch) -> ModalTokens:
         """The tokens that `encode` would give if all images of the batch were missing.

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
-from evaluation.evaluator import RetrievalEvaluator
-from evaluation.selection import SelectionMetrics
+from evaluation.result import EvaluationResult
 from reporting.folder import ReportFolder
 from reporting.summary import (
     breakdown_data,
@@ -28,7 +27,7 @@ from reporting.summary import (
     training_data,
 )
 from reporting.triples import describe_selections, make_strips, source_names, thumbnail_size
-from structures import ModalBatch, Modality, ModelOutput, RankingMetrics
+from structures import ModalBatch, Modality, ModelOutput
 
 LIST_LENGTH = 20  # gallery triples shown for a query
 
@@ -62,18 +61,6 @@ class About:
     std: Sequence[float]
 
 
-class Result(Protocol):
-    """What the evaluation found under one setting."""
-
-    @property
-    def ranking(self) -> Mapping[int, RankingMetrics]:
-        """By return pattern."""
-
-    @property
-    def selection(self) -> SelectionMetrics | None:
-        """Kept-patch precision, where it is known."""
-
-
 class ReportWriter:
     """Writes a report: `observe` each batch of the evaluation, then `finish`.
 
@@ -98,7 +85,7 @@ class ReportWriter:
 
         Args:
             batch: complete, B triples.
-            outputs: by missing-modality setting.
+            outputs: by missing-modality condition.
         """
         first = self._num_triples
         self._num_triples += len(batch)
@@ -114,8 +101,7 @@ class ReportWriter:
 
     def finish(
         self,
-        evaluators: Mapping[str, RetrievalEvaluator],
-        results: Mapping[str, Result],
+        results: Mapping[str, EvaluationResult],
         *,
         cost: Mapping[str, Any],
         history: Mapping[str, Any],
@@ -123,8 +109,7 @@ class ReportWriter:
         """Write the rest and put the report into place.
 
         Args:
-            evaluators: by missing-modality setting, after the evaluation. The first is shown first.
-            results: by the same settings.
+            results: by missing-modality condition. The first is shown first.
             cost: plain numbers, as in metrics.json.
             history: `epochs` and `summary` of the metrics.json of training, and `choice`: which epoch the
                 weights are of, in words; each only where it is known.
@@ -132,12 +117,11 @@ class ReportWriter:
         Returns:
             The page to open.
         """
-        for setting, evaluator in tqdm(evaluators.items(), desc="report", unit="setting", leave=False):
-            for pattern, lists in evaluator.rank_lists(LIST_LENGTH).items():
-                content = ranking_data(results[setting].ranking[pattern], lists)
-                self._folder.write_data(f"ranking_{setting}_{pattern}", content)
-        first, main = next(iter(evaluators.items()))
-        selection = results[first].selection
+        for condition, result in tqdm(results.items(), desc="report", unit="condition", leave=False):
+            for pattern, lists in result.rank_lists(LIST_LENGTH).items():
+                content = ranking_data(result.ranking[pattern], lists)
+                self._folder.write_data(f"ranking_{condition}_{pattern}", content)
+        main = next(iter(results.values()))
         summary = {
             "title": self.about.title,
             "dataset": self.about.dataset,
@@ -145,7 +129,7 @@ class ReportWriter:
             "choice": history.get("choice", ""),
             "config": self.about.config,
             "re_ranking": self.about.re_ranking,
-            "protocol": main.protocol,
+            "protocol": main.samples.triples.protocol,
             "created": datetime.now().strftime("%Y-%m-%d %H:%M"),
             "commit": self.about.commit,
             "modalities": [modality.value for modality in Modality],
@@ -153,8 +137,8 @@ class ReportWriter:
             "grid": self._grid,
             "sources": self._sources,
             "has_tokens": self._has_tokens,
-            **result_data({setting: result.ranking for setting, result in results.items()}),
-            "selection": None if selection is None else selection_data(selection),
+            **result_data({condition: result.ranking for condition, result in results.items()}),
+            "selection": None if main.selection is None else selection_data(main.selection),
             **sample_data(main, self.about.camera_names, self.about.scene_names),
             "breakdown": breakdown_data(main, self.about.camera_names),
             "feature_map": feature_maps(main),

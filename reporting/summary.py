@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from evaluation.evaluator import RetrievalEvaluator
 from evaluation.rank_lists import RankLists
+from evaluation.result import EvaluationResult, main_scores
 from evaluation.selection import SelectionMetrics
 from reporting.feature_map import embed_in_plane
-from structures import BEST_ON, LAST_EPOCH, MISSING_SETTINGS, RETURN_PATTERNS, Modality, RankingMetrics
+from structures import BEST_ON, LAST_EPOCH, MISSING_CONDITIONS, RETURN_PATTERNS, Modality, RankingMetrics
 
 
 def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,12 +28,7 @@ def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
 def control_data(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The controls that training has scored."""
     trained = (LAST_EPOCH, *BEST_ON.values())
-    return [{"name": name, **_last_pattern(found)} for name, found in summary.items() if name not in trained]
-
-
-def _last_pattern(found: Mapping[str, Any]) -> dict[str, Any]:
-    last = max(name for name in found if name.startswith("pattern_"))
-    return dict(found[last])
+    return [{"name": name, **main_scores(found)} for name, found in summary.items() if name not in trained]
 
 
 def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -44,7 +39,7 @@ def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     if not epochs:
         return None
     split = next((split for split in BEST_ON if split in epochs[-1]), "test")
-    scores = [_last_pattern(epoch[split]) if split in epoch else {} for epoch in epochs]
+    scores = [main_scores(epoch[split]) if split in epoch else {} for epoch in epochs]
     return {
         "split": split,
         **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")},
@@ -58,7 +53,7 @@ def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str
     return {
         "patterns": [{"id": pattern, "name": RETURN_PATTERNS[pattern]} for pattern in first],
         "settings": [
-            {"id": setting, "missing": [m.value for m in MISSING_SETTINGS[setting]]} for setting in ranking
+            {"id": setting, "missing": [m.value for m in MISSING_CONDITIONS[setting]]} for setting in ranking
         ],
         "results": [
             {"setting": setting, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
@@ -74,15 +69,15 @@ def selection_data(selection: SelectionMetrics) -> dict[str, Any]:
         **{m.value: 100 * selection.precision.of(m) for m in Modality},
         "chance": 100 * selection.chance,
         "best_possible": 100 * selection.best,
-        "same_patches": {m.value: 100 * selection.same_places.of(m) for m in Modality},
+        "same_patches": {m.value: 100 * selection.same_indices.of(m) for m in Modality},
     }
 
 
 def sample_data(
-    evaluator: RetrievalEvaluator, camera_names: Sequence[str], scene_names: Sequence[str]
+    result: EvaluationResult, camera_names: Sequence[str], scene_names: Sequence[str]
 ) -> dict[str, Any]:
     """The labels of the test triples, and which of them are queries."""
-    samples = evaluator.collected()
+    samples = result.samples
     return {
         "triples": {
             "names": list(samples.names),
@@ -90,14 +85,14 @@ def sample_data(
             "camera": [camera_names[camera] for camera in samples.camera_ids.tolist()],
             "scene": [scene_names[scene] for scene in samples.scene_ids.tolist()],
         },
-        "queries": evaluator.query_rows.tolist(),
-        "gallery_size": len(evaluator.gallery_rows),
+        "queries": samples.triples.query_rows.tolist(),
+        "gallery_size": len(samples.triples.gallery_rows),
     }
 
 
-def breakdown_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -> dict[str, Any]:
+def breakdown_data(result: EvaluationResult, camera_names: Sequence[str]) -> dict[str, Any]:
     """Scores by identity and by pair of cameras, of the last return pattern."""
-    content = evaluator.breakdown().as_dict()
+    content = result.breakdown
     pairs = [
         {**pair, "query": camera_names[pair["query"]], "gallery": camera_names[pair["gallery"]]}
         for pair in content["camera_pairs"]
@@ -107,13 +102,16 @@ def breakdown_data(evaluator: RetrievalEvaluator, camera_names: Sequence[str]) -
 
 def ranking_data(metrics: RankingMetrics, lists: RankLists) -> dict[str, Any]:
     """One entry per query; the lists end where the gallery does."""
-    rows = [[row for row in places if row >= 0] for places in lists.places.tolist()]
+    rows = [[row for row in items if row >= 0] for items in lists.items.tolist()]
     distances = [
         [round(distance, 4) for distance in nearest[: len(kept)]]
         for nearest, kept in zip(lists.distances.tolist(), rows, strict=True)
     ]
     matches = zip(
-        lists.match_ranks.tolist(), lists.match_places.tolist(), lists.match_distances.tolist(), strict=True
+        lists.positive_ranks.tolist(),
+        lists.positives.tolist(),
+        lists.positive_distances.tolist(),
+        strict=True,
     )
     return {
         "ap": _percent(metrics.average_precisions),
@@ -125,12 +123,11 @@ def ranking_data(metrics: RankingMetrics, lists: RankLists) -> dict[str, Any]:
     }
 
 
-def feature_maps(evaluator: RetrievalEvaluator) -> dict[str, Any]:
+def feature_maps(result: EvaluationResult) -> dict[str, Any]:
     """By return pattern, one point per test triple."""
     maps = {}
-    features = evaluator.compared_features()
-    for pattern, values in tqdm(features.items(), desc="feature maps", unit="map", leave=False):
-        points = np.round(embed_in_plane(values), 4)
+    for pattern in tqdm(result.ranking, desc="feature maps", unit="map", leave=False):
+        points = np.round(embed_in_plane(result.samples.compared_features(pattern)), 4)
         maps[str(pattern)] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist()}
     return maps
 

@@ -5,20 +5,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 # Some processors announce AMX while the system does not permit it. There the first matrix product in bfloat16
 # ends the process with an illegal instruction. oneDNN reads the variable when torch is imported; the programs
 # that tests start inherit it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from datasets.synthetic import ensure_synthetic
 from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
-from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
+from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
+from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, RankingMetrics, RetrievalSet, Role
 from tools.soak import MINIATURE
 
 # A shell starts what stands before an `&` with Ctrl-C ignored, and nohup with SIGHUP ignored. The commands
@@ -107,6 +111,37 @@ def make_batch() -> Callable[..., ModalBatch]:
         return ModalBatch(images, ids, cameras, torch.zeros_like(ids), names)
 
     return make
+
+
+def make_triples(
+    batches: Sequence[ModalBatch],
+    query: Sequence[int] | None = None,
+    gallery: Sequence[int] | None = None,
+    protocol: str = "camera",
+) -> RetrievalSet:
+    """Batches as a set to look up; query and gallery are all triples unless given."""
+    rows = range(sum(map(len, batches)))
+    loader: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    return RetrievalSet(
+        loader,
+        np.array(rows if query is None else query, dtype=np.int64),
+        np.array(rows if gallery is None else gallery, dtype=np.int64),
+        protocol,
+    )
+
+
+def make_result(ranking: dict[int, RankingMetrics]) -> EvaluationResult:
+    """A result with any scores, over four triples of two people, seen by two cameras each."""
+    samples = EncodedSamples(
+        features={1: torch.eye(4)},
+        person_ids=np.array([0, 0, 1, 1]),
+        camera_ids=np.array([0, 1, 0, 1]),
+        scene_ids=np.zeros(4, dtype=np.int64),
+        names=("0.jpg", "1.jpg", "2.jpg", "3.jpg"),
+        triples=make_triples([], query=range(4), gallery=range(4)),
+        scoring=ScoringOptions(),
+    )
+    return EvaluationResult(ranking, samples, seconds=1.0)
 
 
 class ToyModel(torch.nn.Module):

@@ -26,16 +26,17 @@ from yacs.config import CfgNode
 from config import ConfigError, get_cfg
 from datasets.build import EvaluationData, build_test_data
 from datasets.dataset import MultiModalDataset
-from engine.build import make_device, make_evaluation, missing_modalities
+from engine.build import make_device
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
+from evaluation.build import find_conditions, make_evaluate
 from modeling.rollout import attention_rollout
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.plane import ENDINGS, figure_files
 from reporting.watch import read_triples, spread_evenly
-from structures import ImageRecord, ModalBatch, PerModality, UserError
+from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality, UserError
 from trained import find_weights, load_trained
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class TestTriples:
         self.records = dataset.records
         self._loader = data.test.loader
         self._device = device
-        self._missing = missing_modalities(cfg)
+        self._missing = MISSING_CONDITIONS[find_conditions(cfg)[0]]
         self._normalisation = cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
 
     def batch(self, rows: Sequence[int]) -> ModalBatch:
@@ -200,19 +201,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     figures: dict[str, Figure] = {}
     if "ranks" in kinds or args.hardest:
-        evaluate = make_evaluation(cfg, data.test, device)
-        ranking = evaluate(model).ranking
-        pattern = choose_pattern(args.pattern, list(ranking))
-        precisions = ranking[pattern].average_precisions
+        (result,) = make_evaluate(cfg, data.test, device)(model).values()
+        pattern = choose_pattern(args.pattern, list(result.ranking))
+        precisions = result.ranking[pattern].average_precisions
         if args.hardest:
-            chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a right match, comes last
+            chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a positive, comes last
         for query in chosen:
             name = triples.records[data.test.query_rows[query]].name
             logger.info("query %s: AP %.1f (return pattern %d)", name, 100 * precisions[query], pattern)
     rows = data.test.query_rows[chosen].tolist()
     if "ranks" in kinds:
-        lists = evaluate.evaluator.rank_lists(args.top)[pattern]
-        nearest = zip(rows, lists.places[chosen], lists.distances[chosen], strict=True)
+        lists = result.rank_lists(args.top)[pattern]
+        nearest = zip(rows, lists.items[chosen], lists.distances[chosen], strict=True)
         figures["ranks"] = draw_ranks([rank_cells(triples, *found) for found in nearest], width=args.width)
 
     batch = triples.batch(rows)

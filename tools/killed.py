@@ -18,7 +18,7 @@ from typing import Any
 
 MOMENTS = {
     "a step": ("engine.train", "Trainer", "_train_step"),
-    "an evaluation": ("evaluation.evaluator", "RetrievalEvaluator", "update"),
+    "an evaluation": ("evaluation.loop", "", "_collect"),
     "the write of a file": ("os", "", "fsync"),  # its content is there, its name is not
     "a record of TensorBoard": ("tensorboard.summary.writer.record_writer", "RecordWriter", "write"),
     "a flush of TensorBoard": ("torch.utils.tensorboard", "SummaryWriter", "flush"),

@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from config import load_config
 from datasets.build import EvaluationData, build_test_data
-from engine.build import make_device, make_evaluation
+from engine.build import make_device
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_json
 from engine.runtime import setup_log
+from evaluation.build import make_evaluate
 from modeling.cost import count_multiply_adds
 from structures import UserError
 from tools.ablation.finished import show_mean
@@ -73,7 +74,7 @@ def measure(
         gflops = sum(count_multiply_adds(trained.model).values()) / 1e9
         point = replace(point, gflops=gflops)
         device = make_device(trained.cfg)
-        result = make_evaluation(trained.cfg, data.test, device)(trained.model.to(device))
+        (result,) = make_evaluate(trained.cfg, data.test, device)(trained.model.to(device)).values()
         point.mean_ap.append(100 * result.main.mean_ap)
         point.rank_1.append(100 * result.main.rank(1))
         if result.slimming is not None:

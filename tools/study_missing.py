@@ -18,9 +18,10 @@ from pathlib import Path
 
 import test_net
 from engine.command import run_command
-from engine.results import setting_name
 from engine.runtime import setup_log
-from structures import MISSING_SETTINGS
+from evaluation.result import main_scores
+from evaluation.tables import condition_name
+from structures import MISSING_CONDITIONS
 from tools.ablation.finished import finished_runs, markdown_table, show_mean
 
 logger = logging.getLogger(__name__)
@@ -40,25 +41,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def missing_scores(run: Path) -> dict[str, float]:
-    """By setting, the mAP of the run's last weights with its last return pattern, in percent."""
+    """By condition, the mAP of the run's last weights with its last return pattern, in percent."""
     path = run / FILE
     if not path.is_file():
         options = ["--missing", "all", "--metrics", str(path)]
         test_net.main([*options, "TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)])
     found = json.loads(path.read_text())["missing"]
-    return {setting: found[setting][_last_pattern(found[setting])]["mAP"] for setting in MISSING_SETTINGS}
-
-
-def _last_pattern(result: dict[str, object]) -> str:
-    return max(name for name in result if name.startswith("pattern_"))
+    return {condition: main_scores(found[condition])["mAP"] for condition in MISSING_CONDITIONS}
 
 
 def table(scores: dict[str, list[dict[str, float]]]) -> str:
     """One row per variant, in Markdown: mean ± standard deviation over the runs."""
     return markdown_table(
-        ["missing", *(setting_name(setting) for setting in MISSING_SETTINGS)],
+        ["missing", *map(condition_name, MISSING_CONDITIONS)],
         [
-            [variant, *(show_mean([run[setting] for run in runs]) for setting in MISSING_SETTINGS)]
+            [variant, *(show_mean([run[condition] for run in runs]) for condition in MISSING_CONDITIONS)]
             for variant, runs in scores.items()
         ],
     )

@@ -26,7 +26,7 @@ from datasets.build import build_test_data
 from engine.build import make_device
 from engine.command import run_command
 from engine.runtime import setup_log
-from evaluation.selection import kept_patch_precision, most_kept_places, patch_foreground
+from evaluation.selection import kept_patch_precision, most_kept_indices, patch_foreground
 from structures import ModalBatch, UserError
 from tools.ablation.finished import finished_runs, markdown_table, show_mean
 from trained import load_trained
@@ -87,7 +87,7 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
         on_person = torch.cat(foreground[shift])  # (images, N)
         by_modality = torch.cat(kept[shift], dim=1)
         if not results:
-            places = [most_kept_places(rows, on_person.shape[1]) for rows in by_modality]
+            places = [most_kept_indices(rows, on_person.shape[1]) for rows in by_modality]
         own = torch.stack([kept_patch_precision(rows, on_person) for rows in by_modality])
         prior = torch.stack([on_person[:, same].float().mean(dim=1) for same in places])
         results[shift] = (100 * own.mean().item(), 100 * prior.mean().item())

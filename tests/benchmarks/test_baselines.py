@@ -10,9 +10,9 @@ from benchmarks.rows_data import draw_triples, make_dataset, without_chance
 from benchmarks.rows_model import CPU, make_batch, make_demo, train_step
 from benchmarks.rows_ranking import make_features, rank_plain, rank_project, score_difference
 from benchmarks.sizes import TINY
+from conftest import make_triples
 from datasets.dataset import collate
-from engine.evaluate import evaluate
-from evaluation.evaluator import RetrievalEvaluator
+from evaluation.build import make_evaluate
 from evaluation.rerank import rerank
 from modeling.hdm import HDM
 from solver.build import make_criterion, make_optimizer
@@ -124,9 +124,7 @@ def test_evaluation_is_that_of_the_project_with_six_times_the_encodings() -> Non
 
     plain = baselines.evaluate_by_passes(count, batches)
     assert sum(encoded) == 2 * 12 * 3
-    rows = np.arange(12)
-    evaluator = RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
-    result = evaluate(model, loader=batches, evaluator=evaluator, device=CPU)
+    (result,) = make_evaluate(cfg, make_triples(batches), CPU)(model).values()
     assert plain.keys() == result.ranking.keys() == {1, 2, 3}
     for pattern, metrics in result.ranking.items():
         assert plain[pattern][0] == pytest.approx(metrics.mean_ap, abs=1e-9)

@@ -1,23 +1,26 @@
 """The end of a run: which weights are scored on the test split, and what the numbers are called."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
-from toy_training import ConstantSchedule, FreeOfCharge, ToyLoader, cross_entropy, results
+from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
-from conftest import ToyModel
+from config import load_config
+from conftest import ToyModel, make_triples
 from engine.checkpoint import describe_choice, load_checkpoint
-from engine.distributed import World
-from engine.evaluate import Evaluation
-from engine.final import score_epochs
-from engine.results import FinalScores, write_metrics
+from engine.files import save_json
+from engine.final import read_history, score_epochs, write_metrics
 from engine.run_state import TrainSettings
 from engine.train import Trainer
-from evaluation.evaluator import RetrievalEvaluator
+from evaluation.build import make_evaluate
+from evaluation.loop import Evaluate
+from evaluation.result import EvaluationResult, main_scores
 from structures import ModalBatch, UserError
 
 MakeTrainer = Callable[..., Trainer]
@@ -25,11 +28,10 @@ BatchMaker = Callable[..., ModalBatch]
 
 
 @pytest.fixture
-def test_split(make_batch: BatchMaker) -> Evaluation:
+def test_split(make_batch: BatchMaker) -> Evaluate:
     """Four triples of two identities, seen by two cameras each."""
-    rows = [0, 1, 2, 3]
-    evaluator = RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
-    return Evaluation([make_batch([5, 5, 6, 6], seed=9)], evaluator, torch.device("cpu"), (), World())
+    triples = make_triples([make_batch([5, 5, 6, 6], seed=9)])
+    return make_evaluate(load_config(None), triples, torch.device("cpu"))
 
 
 @pytest.fixture
@@ -52,23 +54,25 @@ def make_trainer(tmp_path: Path, toy_model: ToyModel, make_batch: BatchMaker) ->
     return make
 
 
-def finish(trainer: Trainer, test_split: Evaluation) -> FinalScores:
+def finish(trainer: Trainer, test_split: Evaluate) -> tuple[EvaluationResult, dict[str, Any]]:
     return score_epochs(trainer, trainer.run(), test_split, untrained=None)
 
 
 def test_what_is_best_on_validation_is_scored_on_test(
-    make_trainer: MakeTrainer, test_split: Evaluation, toy_model: ToyModel, tmp_path: Path
+    make_trainer: MakeTrainer, test_split: Evaluate, toy_model: ToyModel, tmp_path: Path
 ) -> None:
     weights: list[torch.Tensor] = []
     seen = toy_model.register_forward_pre_hook(
         lambda model, _: None if model.training else weights.append(model.linear.weight.clone())
     )
-    scores = finish(make_trainer("validation", 0.1, 0.4, 0.3), test_split)
+    scored_last, summary = finish(make_trainer("validation", 0.1, 0.4, 0.3), test_split)
     seen.remove()
-    assert (scores.best_epoch, scores.chosen_on, scores.chosen_by) == (2, "validation", 40.0)
+    chosen = summary["best on validation"]
+    assert (chosen["epoch"], chosen["validation_mAP"]) == (2, 40.0)
     last, best = (torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("last", "best"))
     assert (best["epoch"], best["chosen_on"], best["chosen_mAP"]) == (2, "validation", 40.0)
-    assert (scores.last.num_samples, scores.best["samples"]) == (4, 4)  # of the test split, both
+    assert (scored_last.num_samples, chosen["samples"]) == (4, 4)  # of the test split, both
+    assert main_scores(summary["last epoch"]) == scored_last.main.as_dict()
     # It was encoded twice, in the end: with the last weights, then with the best.
     assert len(weights) == 2
     assert torch.equal(weights[0], last["model"]["linear.weight"])
@@ -79,34 +83,47 @@ def test_what_is_best_on_validation_is_scored_on_test(
     assert not any("test" in epoch for epoch in epochs)
 
 
-def test_what_is_best_on_test_is_known_already(make_trainer: MakeTrainer, test_split: Evaluation) -> None:
-    test_split(make_trainer("test", 0.0).model)  # so that there is a breakdown
-    scores = finish(make_trainer("test", 0.4, 0.1, 0.4), test_split)
-    assert (scores.best_epoch, scores.chosen_on, scores.chosen_by) == (1, "test", 40.0)  # the first of equals
-    assert scores.last.main.mean_ap == 0.4
-    assert scores.best["pattern_1"]["mAP"] == 40.0
+def test_what_is_best_on_test_is_known_already(make_trainer: MakeTrainer, test_split: Evaluate) -> None:
+    last, summary = finish(make_trainer("test", 0.4, 0.1, 0.4), test_split)
+    best = summary["best on test"]
+    assert (best["epoch"], best["test_mAP"]) == (1, 40.0)  # the first of equals
+    assert last.main.mean_ap == 0.4
+    assert best["pattern_1"]["mAP"] == 40.0
+
+
+def test_controls_are_scored_on_the_test_split(
+    make_trainer: MakeTrainer, test_split: Evaluate, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer("test", 0.4, epochs=1)
+    last, summary = score_epochs(trainer, trainer.run(), test_split, untrained=ToyModel())
+    assert list(summary) == ["last epoch", "best on test", "untrained", "raw pixels"]
+    assert summary["untrained"]["samples"] == summary["raw pixels"]["samples"] == 4
+    with caplog.at_level("INFO"):
+        write_metrics(trainer, last, summary, cost={})
+    assert "control: raw pixels" in caplog.text
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
 def test_the_summary_and_the_log_say_which_number_is_which(
     make_trainer: MakeTrainer,
-    test_split: Evaluation,
+    test_split: Evaluate,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     split: str,
 ) -> None:
-    test_split(make_trainer(split, 0.0).model)
     with caplog.at_level("INFO"):
         trainer = make_trainer(split, 0.1, 0.4, 0.3)
-        scores = finish(trainer, test_split)
+        last, found = finish(trainer, test_split)
         trainer.progress.environments = [{"threads": 1}]
-        write_metrics(tmp_path, progress=trainer.progress, scores=scores, cost=FreeOfCharge())
-    assert json.loads((tmp_path / "metrics.json").read_text())["environments"] == [{"threads": 1}]
-    summary = json.loads((tmp_path / "metrics.json").read_text())["summary"]
+        write_metrics(trainer, last, found, cost={"gflops": 0})
+    content = json.loads((tmp_path / "metrics.json").read_text())
+    assert (content["environments"], content["cost"]) == ([{"threads": 1}], {"gflops": 0})
+    assert content["breakdown"] == last.breakdown
+    summary = content["summary"]
     assert list(summary) == ["last epoch", f"best on {split}"]
     assert (summary["last epoch"]["epoch"], summary[f"best on {split}"]["epoch"]) == (3, 2)
     assert summary[f"best on {split}"][f"{split}_mAP"] == 40.0
-    assert summary["last epoch"]["pattern_1"] == scores.last.main.as_dict()
+    assert summary["last epoch"]["pattern_1"] == last.main.as_dict()
     reason = {
         "validation": "chosen by 40.0 mAP on the identities that DATASETS.VAL_IDS holds out",
         "test": "chosen by this very score (DeMo's habit)",
@@ -119,15 +136,17 @@ def test_the_summary_and_the_log_say_which_number_is_which(
 
 
 def test_a_finished_run_that_is_resumed_ends_the_same(
-    make_trainer: MakeTrainer, test_split: Evaluation, tmp_path: Path
+    make_trainer: MakeTrainer, test_split: Evaluate, tmp_path: Path
 ) -> None:
-    first = finish(make_trainer("validation", 0.1, 0.4, 0.3), test_split)
+    _, first = finish(make_trainer("validation", 0.1, 0.4, 0.3), test_split)
     resumed = make_trainer("validation", 0.3)
     resumed.resume(load_checkpoint(tmp_path / "last.pth"))
-    again = finish(resumed, test_split)
-    assert (again.best_epoch, again.chosen_by) == (2, 40.0)
-    assert again.last.main.as_dict() == first.last.main.as_dict()
-    assert again.best["pattern_1"] == first.best["pattern_1"]
+    _, again = finish(resumed, test_split)
+    assert again["best on validation"]["epoch"] == 2
+    for summary in (first, again):
+        for scores in summary.values():
+            del scores["seconds"]
+    assert again == first
 
 
 def test_the_best_epoch_so_far_must_be_there(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -151,3 +170,82 @@ def test_tensorboard_names_the_split(
         f"{split}/mAP_pattern_1",
         f"{split}/rank_1_pattern_1",
     }
+
+
+SCORES = {"pattern_1": {"mAP": 30.0, "rank_1": 40, "skipped": 0}, "samples": 12}
+EPOCHS = [
+    {"epoch": 1, "loss": 2.0, "accuracy": 0.1, "lr": {"all": 0.1}},
+    {"epoch": 2, "loss": 1, "accuracy": 0.5, "validation": SCORES},
+]
+SUMMARY = {"last epoch": SCORES, "untrained": SCORES}
+
+
+def test_history_of_the_run_that_made_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_history(tmp_path) == {}
+    history = {"epochs": EPOCHS, "summary": SUMMARY}
+    save_json(tmp_path / "metrics.json", {**history, "cost": 3})
+    assert read_history(tmp_path) == history
+    assert not caplog.records
+
+
+def strange_histories() -> dict[str, str]:
+    """Files that are not what a run writes, by what is wrong with them."""
+
+    def with_epoch(**changes: object) -> str:
+        return json.dumps({"epochs": [EPOCHS[0], {**EPOCHS[1], **changes}], "summary": SUMMARY})
+
+    def with_control(control: object) -> str:
+        return json.dumps({"epochs": EPOCHS, "summary": {**SUMMARY, "untrained": control}})
+
+    return {
+        "not JSON": "{",
+        "no text": "\udcff",
+        "too deep": "[" * 100_000,
+        "a list": "[]",
+        "null": "null",
+        "a number": "3",
+        "an unfinished run": json.dumps({"epochs": EPOCHS}),
+        "epochs by name": json.dumps({"epochs": {"1": EPOCHS[0]}, "summary": SUMMARY}),
+        "epochs that are text": json.dumps({"epochs": "12", "summary": SUMMARY}),
+        "epochs that are numbers": json.dumps({"epochs": [1, 2], "summary": SUMMARY}),
+        "epochs that are null": json.dumps({"epochs": [None], "summary": SUMMARY}),
+        "an epoch without a loss": json.dumps({"epochs": [{"epoch": 1}], "summary": SUMMARY}),
+        "a loss that is text": with_epoch(loss="1.0"),
+        "a loss that is a switch": with_epoch(loss=True),
+        "an accuracy that is a list": with_epoch(accuracy=[0.5]),
+        "an epoch that is null": with_epoch(epoch=None),
+        "scores that are null": with_epoch(validation=None),
+        "scores that are a list": with_epoch(validation=[1]),
+        "scores of no pattern": with_epoch(validation={"samples": 3}),
+        "scores that are text": with_epoch(validation={"pattern_1": "good"}),
+        "an mAP that is null": with_epoch(validation={"pattern_1": {"mAP": None, "rank_1": 1.0}}),
+        "an mAP that is nested": with_epoch(validation={"pattern_1": {"mAP": {"a": 1}, "rank_1": 1.0}}),
+        "no rank 1": with_epoch(test={"pattern_1": {"mAP": 1.0}}),
+        "a summary that is a list": json.dumps({"epochs": EPOCHS, "summary": [SUMMARY]}),
+        "a summary that is null": json.dumps({"epochs": EPOCHS, "summary": None}),
+        "a control that is null": with_control(None),
+        "a control that is a number": with_control(3),
+        "a control without scores": with_control({}),
+        "a control with scores that are lists": with_control({"pattern_3": [1, 2]}),
+        "a control with a score that is text": with_control({"pattern_3": {"mAP": "1", "rank_1": 1}}),
+    }
+
+
+@pytest.mark.parametrize("case", strange_histories())
+def test_a_strange_history_is_left_out_with_a_warning(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = strange_histories()[case].encode(errors="surrogateescape")
+    (tmp_path / "metrics.json").write_bytes(content)
+    assert read_history(tmp_path) == {}
+    assert caplog.text.count("training is not shown") == 1
+    assert (tmp_path / "metrics.json").read_bytes() == content
+
+
+def test_a_history_that_is_not_a_file_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "metrics.json")
+    assert read_history(tmp_path) == {}
+    (tmp_path / "metrics.json").unlink()
+    (tmp_path / "metrics.json").mkdir()
+    assert read_history(tmp_path) == {}
+    assert caplog.text.count("training is not shown") == 2

@@ -16,9 +16,9 @@ from config import load_config
 from conftest import SMALL_MODEL
 from engine.finite import NonFiniteLossError
 from engine.meter import Meter, Reading, StepNumbers, format_duration
-from engine.results import EvaluationResult
 from engine.run_state import Progress, TrainSettings
 from engine.train import Trainer
+from evaluation.result import EvaluationResult
 from modeling.make_model import make_model
 from solver.build import make_criterion, make_optimizer, make_schedule
 from structures import ModalBatch
@@ -169,7 +169,7 @@ def test_a_step_asks_nothing_of_the_device(
     optimizer = make_optimizer(cfg, model)
     batch = make_batch([0, 0, 1, 1], size=tuple(cfg.INPUT.SIZE_TRAIN))
 
-    def evaluate(_: Callable[[], None]) -> EvaluationResult:
+    def evaluate(*_: object, **__: object) -> dict[str, EvaluationResult]:
         raise AssertionError
 
     trainer = Trainer(

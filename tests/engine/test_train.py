@@ -20,9 +20,9 @@ from engine.checkpoint import load_checkpoint, save_checkpoint
 from engine.finite import NonFiniteLossError
 from engine.interrupt import RunStopped
 from engine.meter import Reading
-from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.train import Trainer, gradient_norm
+from evaluation.result import EvaluationResult
 from structures import ModalBatch, ModelOutput, UserError
 
 BatchMaker = Callable[..., ModalBatch]
@@ -32,7 +32,7 @@ BatchMaker = Callable[..., ModalBatch]
 def make_trainer(tmp_path: Path, toy_model: ToyModel, make_batch: BatchMaker) -> Callable[..., Trainer]:
     def make(
         settings: TrainSettings,
-        evaluate: Callable[[Callable[[], None]], EvaluationResult],
+        evaluate: Callable[..., dict[str, EvaluationResult]],
         criterion: Callable[[ModelOutput, Tensor], dict[str, Tensor]] = cross_entropy,
         lr: float = 0.5,
     ) -> Trainer:
@@ -242,7 +242,7 @@ def test_a_finished_run_that_is_resumed_is_only_evaluated(
 def test_a_failing_evaluation_does_not_cost_the_epoch(
     make_trainer: Callable[..., Trainer], tmp_path: Path
 ) -> None:
-    def fail(_: Callable[[], None]) -> EvaluationResult:
+    def fail(*_: object, **__: object) -> dict[str, EvaluationResult]:
         raise UserError("a test image is broken")
 
     with pytest.raises(UserError, match="broken"):

@@ -20,7 +20,7 @@ def test_a_breakdown_worked_by_hand() -> None:
     """
     distances = SquaredEuclidean(np.zeros((4, 1)), POSITIONS)
     retrieval = Retrieval(distances, QUERY_IDS, GALLERY_IDS, QUERY_CAMERAS, GALLERY_CAMERAS)
-    found = break_down(retrieval, score_retrieval(retrieval), QUERY_CAMERAS, GALLERY_CAMERAS).as_dict()
+    found = break_down(retrieval, score_retrieval(retrieval), QUERY_CAMERAS, GALLERY_CAMERAS)
     assert found == {
         "identities": [
             {"person": 5, "queries": 1, "mAP": 75.0, "rank_1": 100.0},
@@ -40,9 +40,9 @@ def test_groups_of_the_protocol_and_cameras_are_two_things() -> None:
     """With another group for every item nothing is dropped, and a camera can be searched by itself."""
     distances = GivenDistances(np.tile(POSITIONS.T, (4, 1)))
     retrieval = Retrieval(distances, QUERY_IDS, GALLERY_IDS, np.arange(4), 10 + np.arange(5))
-    pairs = break_down(retrieval, score_retrieval(retrieval), QUERY_CAMERAS, GALLERY_CAMERAS).camera_pairs
-    scores = {(pair.labels["query"], pair.labels["gallery"]): pair.mean_ap for pair in pairs}
-    assert scores == {(0, 0): 1.0, (0, 1): 0.75, (0, 2): 0.75, (1, 0): 1.0, (1, 1): 0.5, (1, 2): 0.5}
+    pairs = break_down(retrieval, score_retrieval(retrieval), QUERY_CAMERAS, GALLERY_CAMERAS)
+    scores = {(pair["query"], pair["gallery"]): pair["mAP"] for pair in pairs["camera_pairs"]}
+    assert scores == {(0, 0): 100, (0, 1): 75, (0, 2): 75, (1, 0): 100, (1, 1): 50, (1, 2): 50}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,10 +53,9 @@ def test_the_parts_make_up_the_whole(seed: int) -> None:
     retrieval = Retrieval(SquaredEuclidean(features, features), ids, ids, cameras, cameras)
     metrics = score_retrieval(retrieval)
     found = break_down(retrieval, metrics, cameras, cameras)
-    queries = np.array([score.num_queries for score in found.identities])
+    columns = {name: np.array([row[name] for row in found["identities"]]) for name in found["identities"][0]}
+    queries = columns["queries"]
     assert queries.sum() == metrics.num_queries
-    assert queries @ [score.mean_ap for score in found.identities] / queries.sum() == pytest.approx(
-        metrics.mean_ap
-    )
-    assert queries @ [s.rank_1 for s in found.identities] / queries.sum() == pytest.approx(metrics.rank(1))
-    assert all(pair.labels["query"] != pair.labels["gallery"] for pair in found.camera_pairs)
+    assert queries @ columns["mAP"] / queries.sum() == pytest.approx(100 * metrics.mean_ap)
+    assert queries @ columns["rank_1"] / queries.sum() == pytest.approx(100 * metrics.rank(1))
+    assert all(pair["query"] != pair["gallery"] for pair in found["camera_pairs"])

@@ -1,21 +1,38 @@
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
+import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 from config.load import load_config
-from evaluation.build import make_evaluator
-from structures import RetrievalSet
+from conftest import ToyModel, make_triples
+from evaluation.build import find_conditions, make_evaluate, make_scoring
+from evaluation.result import ScoringOptions
+from structures import ModalBatch, UserError
 
 
-def test_the_evaluator_follows_the_configuration() -> None:
-    query, gallery = np.arange(3), np.arange(1, 3)
-    triples = RetrievalSet(DataLoader(TensorDataset(torch.zeros(3))), query, gallery, "none")
-    default = make_evaluator(load_config(None), triples)
-    assert (default.query_rows.tolist(), default.gallery_rows.tolist()) == ([0, 1, 2], [1, 2])
-    assert default.protocol == "none"
-    assert (default.normalise, default.after_neck, default.re_rank) == (True, False, False)
+def test_scoring_follows_the_configuration() -> None:
+    assert make_scoring(load_config(None)) == ScoringOptions(normalise=True, after_neck=False, re_rank=False)
     changes = ["TEST.FEAT_NORM", "no", "TEST.NECK_FEAT", "after", "TEST.RE_RANKING", "yes"]
-    changed = make_evaluator(load_config(None, changes), triples)
-    assert (changed.normalise, changed.after_neck, changed.re_rank) == (False, True, True)
+    changed = ScoringOptions(normalise=False, after_neck=True, re_rank=True)
+    assert make_scoring(load_config(None, changes)) == changed
+
+
+def test_conditions_are_that_of_the_configuration_or_all() -> None:
+    cfg = load_config(None)
+    assert find_conditions(cfg) == ["complete"]
+    assert find_conditions(cfg, "all") == ["complete", "r", "n", "t", "rn", "rt", "nt"]
+    cfg = load_config(None, ["TEST.MISS", "nt"])
+    assert find_conditions(cfg) == ["nt"]
+    with pytest.raises(UserError, match=r"TEST\.MISS nt and --missing all contradict each other"):
+        find_conditions(cfg, "all")
+
+
+def test_an_evaluation_has_the_condition_of_the_configuration_unless_others_are_given(
+    make_batch: Callable[..., ModalBatch], toy_model: ToyModel
+) -> None:
+    cfg, triples = load_config(None, ["TEST.MISS", "nt"]), make_triples([make_batch([0, 0, 1, 1])])
+    cpu = torch.device("cpu")
+    assert list(make_evaluate(cfg, triples, cpu)(toy_model)) == ["nt"]
+    assert list(make_evaluate(cfg, triples, cpu, conditions=["r", "t"])(toy_model)) == ["r", "t"]

@@ -8,7 +8,8 @@ import pytest
 from evaluation import distances as distances_module
 from evaluation.distances import GivenDistances, SquaredEuclidean
 from evaluation.rank_lists import nearest
-from evaluation.ranking import Retrieval, items_before, rank, rank_distances, score_queries
+from evaluation.ranking import Retrieval, items_before, rank, rank_distances, score_ranks
+from structures import RankingMetrics
 
 
 def rank_line(
@@ -58,6 +59,16 @@ def naive_scores(
     return average_precisions, penalties, first_ranks, cmc
 
 
+def test_scores_of_ranks_worked_by_hand() -> None:
+    """Query 0 has positives at ranks 2 and 3, query 1 has none, query 2 has one at rank 1."""
+    metrics = score_ranks(np.array([0, 0, 2]), np.array([2, 3, 1]), num_queries=3, max_rank=4)
+    assert metrics.average_precisions.tolist() == pytest.approx([(1 / 2 + 2 / 3) / 2, np.nan, 1], nan_ok=True)
+    assert metrics.inverse_negative_penalties.tolist() == pytest.approx([2 / 3, np.nan, 1], nan_ok=True)
+    assert metrics.first_hits.tolist() == [2, 0, 1]
+    assert metrics.cmc.tolist() == [0.5, 1, 1, 1]
+    assert (metrics.num_queries, metrics.num_skipped) == (2, 1)
+
+
 def test_miss_hit_hit() -> None:
     metrics = rank_line([1.0, 2.0, 3.0], gallery_ids=[5, 7, 7], gallery_cameras=[1, 1, 1])
     assert metrics.mean_ap == pytest.approx((1 / 2 + 2 / 3) / 2)
@@ -65,8 +76,8 @@ def test_miss_hit_hit() -> None:
     assert (metrics.num_queries, metrics.num_skipped) == (1, 0)
 
 
-def test_mean_inp_asks_how_deep_the_last_right_match_lies() -> None:
-    # Ranks 1 and 2, then 1 and 4: two right matches each. The dropped twin at 1.5 does not count.
+def test_mean_inp_asks_how_deep_the_last_positive_lies() -> None:
+    # Ranks 1 and 2, then 1 and 4: two positives each. The dropped twin at 1.5 does not count.
     near = rank_line([1.0, 1.5, 2.0, 3.0, 4.0], [7, 7, 7, 5, 5], gallery_cameras=[1, 0, 1, 1, 1])
     deep = rank_line([1.0, 1.5, 2.0, 3.0, 4.0], [7, 7, 5, 5, 7], gallery_cameras=[1, 0, 1, 1, 1])
     assert (near.mean_inp, deep.mean_inp) == (1.0, 0.5)
@@ -99,16 +110,16 @@ def test_equal_features_tie_exactly() -> None:
         num_queries, num_gallery, dim = generator.integers((1, 2, 1), (70, 400, 700))
         query = generator.standard_normal((num_queries, dim)).astype(np.float32)
         gallery = np.tile(generator.standard_normal((1, dim)), (num_gallery, 1)).astype(np.float32)
-        place = generator.integers(num_gallery)
+        index = generator.integers(num_gallery)
         metrics = rank(
             query,
             gallery,
             query_ids=np.full(num_queries, 7),
-            gallery_ids=np.where(np.arange(num_gallery) == place, 7, 5),
+            gallery_ids=np.where(np.arange(num_gallery) == index, 7, 5),
             query_groups=np.zeros(num_queries),
             gallery_groups=np.ones(num_gallery),
         )
-        assert metrics.mean_ap == pytest.approx(1 / (place + 1), rel=1e-12)
+        assert metrics.mean_ap == pytest.approx(1 / (index + 1), rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -144,7 +155,7 @@ def test_agrees_with_the_definition_on_random_inputs(seed: int) -> None:
 
 
 def retrieval_with_ties(seed: int) -> Retrieval:
-    """Features with duplicates or given distances with ties; queries of which some have no right match."""
+    """Features with duplicates or given distances with ties; queries of which some have no positive."""
     generator = np.random.default_rng(seed)
     num_queries, num_gallery = generator.integers((1, 2), (40, 300))
     num_ids, num_groups = generator.integers((1, 1), (12, 4))
@@ -167,8 +178,12 @@ def retrieval_with_ties(seed: int) -> Retrieval:
     )
 
 
+def score_all(retrieval: Retrieval) -> RankingMetrics:
+    return score_ranks(*retrieval.rank_positives(), len(retrieval.query_ids))
+
+
 def sorted_in_full(retrieval: Retrieval, query: int, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The plain way, a stable sort of all items: the kept ones, nearest first, and which are right."""
+    """The plain way, a stable sort of all items: the kept ones, nearest first, and which are positives."""
     order = np.argsort(row, kind="stable")
     same_id = retrieval.gallery_ids[order] == retrieval.query_ids[query]
     same_group = retrieval.gallery_groups[order] == retrieval.query_groups[query]
@@ -181,14 +196,14 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
     retrieval = retrieval_with_ties(seed)
     matrix = retrieval.distances.of(slice(0, len(retrieval.query_ids)))
     lists = nearest(retrieval, 10)
-    scores = score_queries(retrieval)
+    scores = score_all(retrieval)
     (chunk,) = retrieval.map_chunks(lambda chunk: chunk)
     for query, row in enumerate(matrix):
-        order, right = sorted_in_full(retrieval, query, row)
-        ranks = 1 + np.flatnonzero(right)
+        order, positive = sorted_in_full(retrieval, query, row)
+        ranks = 1 + np.flatnonzero(positive)
         assert chunk.ranks[chunk.queries == query].tolist() == ranks.tolist()
-        assert chunk.places[chunk.queries == query].tolist() == order[right].tolist()
-        assert lists.places[query].tolist() == [*order[:10], *[-1] * (10 - len(order))]
+        assert chunk.items[chunk.queries == query].tolist() == order[positive].tolist()
+        assert lists.items[query].tolist() == [*order[:10], *[-1] * (10 - len(order))]
         if len(ranks):
             average_precision = np.mean(np.arange(1, 1 + len(ranks)) / ranks)
             assert scores.average_precisions[query] == pytest.approx(average_precision, rel=1e-14)
@@ -206,10 +221,10 @@ def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
         np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
         for _ in distances
     ]
-    places = np.concatenate([order[positions] for order, positions in zip(orders, rows, strict=True)])
+    items = np.concatenate([order[positions] for order, positions in zip(orders, rows, strict=True)])
     counts = [len(positions) for positions in rows]
-    wanted = distances[np.repeat(np.arange(num_rows), counts), places]
-    found = items_before(distances, places, wanted, np.cumsum([0, *counts]))
+    wanted = distances[np.repeat(np.arange(num_rows), counts), items]
+    found = items_before(distances, items, wanted, np.cumsum([0, *counts]))
     assert found.tolist() == np.concatenate(rows).tolist()
 
 
@@ -225,12 +240,12 @@ def test_items_that_tie_in_float32_alone_are_ranked_by_their_distance() -> None:
 def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     retrieval = retrieval_with_ties(9)
     num_queries, num_gallery = retrieval.distances.shape
-    whole = score_queries(retrieval)
+    whole = score_all(retrieval)
     monkeypatch.setattr(distances_module, "CHUNK_BYTES", 8 * num_gallery * 4)
     sizes = retrieval.map_chunks(lambda chunk: len(chunk.distances))
-    assert max(sizes) < 4 < num_queries == sum(sizes)  # less than 4: the right matches take memory too
-    for found, wanted in zip(score_queries(retrieval), whole, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    assert max(sizes) < 4 < num_queries == sum(sizes)  # less than 4: the positives take memory too
+    for name, found in vars(score_all(retrieval)).items():
+        np.testing.assert_array_equal(found, getattr(whole, name))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -245,7 +260,7 @@ def test_threads_do_not_change_the_ranks_or_their_order(seed: int) -> None:
     assert len(ranks(3, 1)) == len(ranks(1000, 1))
 
 
-def test_queries_without_a_right_match_are_skipped_and_counted() -> None:
+def test_queries_without_a_positive_are_skipped_and_counted() -> None:
     # The second query's person is in the gallery under its own camera only, the third's not at all.
     features = np.array([[0.0], [1.0], [2.0]])
     metrics = rank(

@@ -39,8 +39,8 @@ def test_scores_are_means_over_the_samples() -> None:
     assert metrics.precision == PerModality(0.75, 0.25, 0.5)
     assert metrics.chance == 0.5
     assert metrics.best == 0.75
-    # Place 2 is kept twice, then come 0 and 1: the earlier of equals, 0. They hold 2 of 2, and 1 of 2.
-    assert metrics.same_places.rgb == 0.75
+    # Patch 2 is kept twice, then come 0 and 1: the earlier of equals, 0. They hold 2 of 2, and 1 of 2.
+    assert metrics.same_indices.rgb == 0.75
 
 
 def test_random_choice_reaches_chance_and_nothing_beats_the_best() -> None:

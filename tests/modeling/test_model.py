@@ -14,7 +14,7 @@ from modeling.atmoe import ATMoE
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
-from structures import MISSING_SETTINGS, ModalBatch, Modality, ModelOutput, PerModality, UserError
+from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SMALL = {
     "MODEL.TRANSFORMER_TYPE": "vit_tiny_stem_patch8",
@@ -342,10 +342,10 @@ def test_missing_modalities_can_be_recombined_after_the_backbone(
 ) -> None:
     model = build_small(VARIANTS[variant], options).eval()
     batch = make_batch(4, cameras=[2, 0, 2, 1])
-    outputs = model.forward_settings(batch, MISSING_SETTINGS)
-    assert list(outputs) == list(MISSING_SETTINGS)
-    for setting, modalities in MISSING_SETTINGS.items():
-        recombined, whole = outputs[setting], model(batch.without(modalities))
+    outputs = model.forward_conditions(batch, MISSING_CONDITIONS)
+    assert list(outputs) == list(MISSING_CONDITIONS)
+    for condition, modalities in MISSING_CONDITIONS.items():
+        recombined, whole = outputs[condition], model(batch.without(modalities))
         for pattern in whole.patterns:
             torch.testing.assert_close(recombined.embedding(pattern), whole.embedding(pattern))
         if whole.selection is not None and recombined.selection is not None:
@@ -359,7 +359,7 @@ def test_missing_images_are_encoded_once_per_camera() -> None:
     sizes: list[int] = []
     model.backbone.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     batch = make_batch(4, cameras=[2, 0, 2, 1])
-    model.forward_settings(batch, MISSING_SETTINGS)
+    model.forward_conditions(batch, MISSING_CONDITIONS)
     assert sizes == [12, 3]
-    model.forward_settings(batch, {"complete": ()})
+    model.forward_conditions(batch, {"complete": ()})
     assert sizes == [12, 3, 12]

@@ -11,7 +11,7 @@ from modeling.cost import count_multiply_adds, count_tokens, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.rollout import attention_rollout
-from structures import MISSING_SETTINGS, ModalBatch, Modality, ModelOutput, PerModality, UserError
+from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SLIM = {"MODEL.SLIM_LAYERS": "[2, 3]"}  # of four blocks: 128 patches, then 90, then 63
 BASELINE = {"MODEL.USE_SDTPS": "False", "MODEL.GLOBAL_LOCAL": "False"}
@@ -100,11 +100,11 @@ def test_without_sdtps_the_selection_is_what_slimming_left() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"MODEL.SLIM_CROSS": "False"}], ids=["cross", "own"])
 @torch.no_grad()
-def test_settings_of_missing_modalities(options: dict[str, str]) -> None:
+def test_missing_modality_conditions(options: dict[str, str]) -> None:
     model, batch = build(SLIM, options).eval(), make_batch()
-    outputs = model.forward_settings(batch, MISSING_SETTINGS)
-    for setting, missing in MISSING_SETTINGS.items():
-        assert_same_features(outputs[setting], model(batch.without(missing)))
+    outputs = model.forward_conditions(batch, MISSING_CONDITIONS)
+    for condition, missing in MISSING_CONDITIONS.items():
+        assert_same_features(outputs[condition], model(batch.without(missing)))
 
 
 @torch.no_grad()

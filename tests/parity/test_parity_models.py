@@ -89,7 +89,7 @@ def encode(model: MultiModalReID, missing: Mapping[str, Sequence[Modality]]) -> 
     batch = ModalBatch(images, torch.zeros_like(CAMERAS), CAMERAS, torch.zeros_like(CAMERAS))
     backbone_calls: list[EncodedImages] = []
     hook = model.backbone.register_forward_hook(lambda _, __, output: backbone_calls.append(output))
-    outputs = model.forward_settings(batch, {"complete": (), **missing})
+    outputs = model.forward_conditions(batch, {"complete": (), **missing})
     hook.remove()
     encoded = backbone_calls[0]  # the images of RGB come first
     return {

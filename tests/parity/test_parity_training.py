@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from config import load_config
-from engine.results import EvaluationResult
+from conftest import make_result
 from engine.run_state import TrainSettings
 from engine.train import Trainer
 from fill import fill
@@ -33,8 +33,7 @@ AS_DEMO = ["SOLVER.LR_NOISE", "True", "SOLVER.WARMUP_PROPORTIONAL", "False"]
 CONFIGURATIONS = {"demo": "DeMo.yml", "baseline": "Baseline.yml", "sdtps": "DeMo_SDTPS.yml"}
 STEPS_PER_EPOCH, BATCH, NUM_IDS, NUM_CAMERAS = 4, 6, 171, 4
 TOLERANCE = 1e-6
-NO_SCORES = RankingMetrics(0, 0, np.zeros(1), np.zeros(1), np.zeros(1), np.zeros(1), num_queries=1)
-NOT_EVALUATED = EvaluationResult({1: NO_SCORES}, None, 1, 0.0)
+NOT_EVALUATED = make_result({1: RankingMetrics(np.zeros(1), np.zeros(1), np.ones(1))})
 
 
 def draw_batch(step: int) -> ModalBatch:
@@ -105,7 +104,7 @@ def test_training_follows_the_original_step_by_step(
         schedule=make_schedule(cfg, optimizer),
         loader=loader,
         set_epoch=loader.set_epoch,
-        evaluate=lambda check_stop: NOT_EVALUATED,
+        evaluate=lambda model, check_stop: {"complete": NOT_EVALUATED},
         device=torch.device("cpu"),
         folder=tmp_path,
         settings=TrainSettings(epochs=3, eval_period=3),

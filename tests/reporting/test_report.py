@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from engine.evaluate import evaluate_settings
-from engine.results import EvaluationResult
-from evaluation.evaluator import RetrievalEvaluator
+from conftest import make_triples
+from evaluation.loop import evaluate
+from evaluation.result import EvaluationResult, ScoringOptions
 from evaluation.selection import SelectionMetrics
 from reporting.folder import ReportFolder
 from reporting.report import LIST_LENGTH, About, ReportWriter
 from reporting.summary import control_data, selection_data, training_data
 from structures import (
-    MISSING_SETTINGS,
+    MISSING_CONDITIONS,
     HeadOutput,
     ModalBatch,
     Modality,
@@ -69,8 +69,8 @@ HISTORY = {
 class SelectingModel:
     """Two patterns, and a selection whose numbers are drawn at random but the same each time."""
 
-    def forward_settings(self, batch: ModalBatch, settings: dict[str, Any]) -> dict[str, ModelOutput]:
-        return {name: self._output(batch.without(missing)) for name, missing in settings.items()}
+    def __call__(self, batch: ModalBatch) -> ModelOutput:
+        return self._output(batch)
 
     def _output(self, batch: ModalBatch) -> ModelOutput:
         generator = torch.Generator().manual_seed(int(batch.person_ids.sum()))
@@ -106,11 +106,6 @@ class Written:
         whole = make_batch(ids, size=(64, 32))
         whole = replace(whole, names=('<b>"0".jpg', *whole.names[1:]))
         self.batches = [_rows(whole, slice(0, 8)), _rows(whole, slice(8, None))]
-        rows = np.arange(NUM_TRIPLES)
-        self.evaluators = {
-            setting: RetrievalEvaluator(rows, rows, protocol="camera", normalise=True, after_neck=False)
-            for setting in MISSING_SETTINGS
-        }
         writer = ReportWriter(ReportFolder(folder), ABOUT)
         self.outputs: list[Any] = []
 
@@ -119,19 +114,15 @@ class Written:
             writer.observe(batch, outputs)
             self.seen_while_writing = sorted(path.name for path in folder.glob("*"))
 
-        self.results: dict[str, EvaluationResult] = evaluate_settings(
+        self.results: dict[str, EvaluationResult] = evaluate(
             model,
-            loader=self.batches,
-            evaluators=self.evaluators,
+            make_triples(self.batches),
+            conditions=list(MISSING_CONDITIONS),
+            scoring=ScoringOptions(),
             device=torch.device("cpu"),
             observe=observe,
         )
-        self.page = writer.finish(
-            self.evaluators,
-            self.results,
-            cost=COST,
-            history=HISTORY,
-        )
+        self.page = writer.finish(self.results, cost=COST, history=HISTORY)
         self.folder = folder
 
     def data(self, name: str) -> Any:
@@ -170,7 +161,7 @@ def test_the_folder_is_complete(written: Written) -> None:
         f"{row}.jpg" for row in range(NUM_TRIPLES)
     )
     names = {p.stem for p in (written.folder / "data").glob("*.js")}
-    rankings = {f"ranking_{setting}_{pattern}" for setting in MISSING_SETTINGS for pattern in (1, 2, 3)}
+    rankings = {f"ranking_{setting}_{pattern}" for setting in MISSING_CONDITIONS for pattern in (1, 2, 3)}
     assert names == {"summary", *rankings}
     assert not list(written.folder.parent.glob(".*"))
     page = written.page.read_text()
@@ -217,11 +208,9 @@ def test_selection_is_compared_with_chance_the_best_and_the_same_patches() -> No
 def test_the_lists_are_the_rankings(written: Written) -> None:
     for setting, pattern in (("complete", 3), ("nt", 1)):
         content = written.data(f"ranking_{setting}_{pattern}")
-        features = torch.nn.functional.normalize(
-            written.evaluators[setting].collected().features[pattern], dim=1
-        ).double()
+        samples = written.results[setting].samples
+        features = torch.nn.functional.normalize(samples.embedding(pattern), dim=1).double()
         distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").numpy()
-        samples = written.evaluators[setting].collected()
         for query in range(NUM_TRIPLES):
             same = (samples.person_ids == samples.person_ids[query]) & (
                 samples.camera_ids == samples.camera_ids[query]
@@ -241,7 +230,7 @@ def test_the_lists_are_the_rankings(written: Written) -> None:
 def test_the_selections(written: Written) -> None:
     row, in_batch = 9, 1  # the second of the second batch
     content = written.data(f"triples/{row}")
-    assert list(content) == list(MISSING_SETTINGS)
+    assert list(content) == list(MISSING_CONDITIONS)
     for setting in ("complete", "n"):
         selection = written.outputs[1][setting].selection
         for modality in Modality:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from datasets.build import build_test_data
-from engine.build import make_device, make_evaluation
+from engine.build import make_device
 from engine.command import run_command
 from engine.files import save_arrays
 from engine.runtime import setup_log
+from evaluation.build import make_evaluate
 from structures import BEST_ON, LAST_EPOCH, RankingMetrics, UserError
 from trained import load_trained
 
@@ -89,14 +90,13 @@ def score_queries(folder: Path, settings: Sequence[str] = (), epoch: str = "last
     trained = load_trained(weights, settings)
     device = make_device(trained.cfg)
     data = build_test_data(trained.cfg, trained.split)
-    evaluate = make_evaluation(trained.cfg, data.test, device)
-    result = evaluate(trained.model.to(device))
-    names = np.array(evaluate.evaluator.collected().names)[data.test.query_rows]
+    (result,) = make_evaluate(trained.cfg, data.test, device)(trained.model.to(device)).values()
+    names = np.array(result.samples.names)[data.test.query_rows]
     save_arrays(folder / FILES[epoch], _arrays(folder, names, result.ranking))
     logger.info("wrote the scores of %d queries to %s", len(names), folder / FILES[epoch])
 
 
-def _arrays(folder: Path, names: np.ndarray, ranking: dict[int, RankingMetrics]) -> dict[str, Any]:
+def _arrays(folder: Path, names: np.ndarray, ranking: Mapping[int, RankingMetrics]) -> dict[str, Any]:
     return {
         "run": np.array(_fingerprint(folder)),
         "names": names,
