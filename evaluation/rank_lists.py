@@ -36,16 +36,7 @@ class RankLists:
 
 def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> RankLists:
     """List the `top` nearest items of every query, or all there are, and its nearest positive."""
-    parts = retrieval.map_chunks(lambda chunk: _nearest_in_chunk(chunk, top), chunk_size)
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])}
-    for name in ("distances", "positive_distances"):
-        joined[name] = retrieval.distances.to_report(joined[name])
-    return RankLists(**joined)
-
-
-def _nearest_in_chunk(chunk: RankedChunk, top: int) -> RankLists:
-    """The lists of the queries of one chunk, with the distances by which they were ranked."""
-    num_queries = len(chunk.distances)
+    num_queries = len(retrieval.query_ids)
     lists = RankLists(
         items=np.full((num_queries, top), -1),
         distances=np.full((num_queries, top), np.nan),
@@ -53,12 +44,16 @@ def _nearest_in_chunk(chunk: RankedChunk, top: int) -> RankLists:
         positives=np.full(num_queries, -1),
         positive_distances=np.full(num_queries, np.nan),
     )
-    for query, distances in enumerate(chunk.distances):
-        items = nearest_indices(distances, top)
-        lists.items[query, : len(items)] = items
-        lists.distances[query, : len(items)] = distances[items]
-    queries, first = np.unique(chunk.queries, return_index=True)
-    lists.positive_ranks[queries] = chunk.ranks[first]
-    lists.positives[queries] = chunk.items[first]
-    lists.positive_distances[queries] = chunk.distances[queries, chunk.items[first]]
+
+    def fill(chunk: RankedChunk) -> None:
+        for query, distances in enumerate(chunk.distances, chunk.first):
+            items = nearest_indices(distances, top)
+            lists.items[query, : len(items)] = items
+            lists.distances[query, : len(items)] = retrieval.distances.to_report(distances[items])
+        in_chunk, first = np.unique(chunk.queries, return_index=True)
+        queries, items = chunk.first + in_chunk, chunk.items[first]
+        lists.positive_ranks[queries], lists.positives[queries] = chunk.ranks[first], items
+        lists.positive_distances[queries] = retrieval.distances.to_report(chunk.distances[in_chunk, items])
+
+    retrieval.map_chunks(fill, chunk_size)
     return lists

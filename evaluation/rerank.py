@@ -60,6 +60,7 @@ def rerank(
             f"re-ranking needs k1 and k2 of 1 or more and a weight between 0 and 1, not {k1}, {k2}, {weight}"
         )
     check_features(query_features, gallery_features)
+    # The N x N distances are made in chunks of rows, each row scaled.
     features = np.concatenate([query_features, gallery_features])
     distances = SquaredEuclidean(features, features)
     num_queries, size = len(query_features), len(features)
@@ -70,6 +71,7 @@ def rerank(
     def scaled_rows(number: int) -> np.ndarray:
         return _scaled_rows(distances, chunks[number])
 
+    # Neighbours and weights.
     num_nearest = max(k1 + 1, k2)
     nearest = np.array(
         [nearest_indices(row, num_nearest) for number in range(len(chunks)) for row in scaled_rows(number)]
@@ -85,6 +87,7 @@ def rerank(
         averaged = nearest[:, :k2]
         weights = _to_half(_indicator(averaged) @ weights / averaged.shape[1])
 
+    # The Jaccard distance, mixed with the original one.
     overlap = _sum_of_minima(weights[:num_queries], weights[num_queries:])
     result = (1 - overlap / (2 - overlap)) * np.float16(1 - weight)  # (Q, G)
     return result + weight * original
@@ -93,9 +96,8 @@ def rerank(
 def _scaled_rows(distances: SquaredEuclidean, rows: slice) -> np.ndarray:
     """Some rows of the distances, each divided by its largest: (N', N), at most 1."""
     values = distances.of(rows)
-    for row in values:
-        largest = row.max()
-        row /= largest if largest > 0 else 1  # all features may be equal
+    largest = values.max(axis=1, keepdims=True)
+    values /= np.where(largest > 0, largest, 1)  # all features may be equal
     return values
 
 
@@ -132,14 +134,9 @@ def _neighbour_sets(nearest: np.ndarray, k1: int) -> sparse.csr_array:
 
 
 def _weights(distances: np.ndarray, sets: sparse.csr_array) -> sparse.csr_array:
-    """exp(-distance) over the set of each row, scaled to the sum 1.
+    """exp(-distance) over the set of each row, scaled to the sum 1: two (N', N) to one.
 
-    Args:
-        distances: (N', N).
-        sets: (N', N), not 0 at the members of each row's set.
-
-    Returns:
-        (N', N), 0 beside the sets. A row with an empty set, as many equal features may cause, is 0.
+    A row with an empty set, as many equal features may cause, is 0.
     """
     sets = sets.tocoo()
     values = np.exp(-distances[sets.row, sets.col])
@@ -155,16 +152,8 @@ def _to_half(matrix: sparse.csr_array) -> sparse.csr_array:
 
 
 def _sum_of_minima(left: sparse.csr_array, right: sparse.csr_array) -> np.ndarray:
-    """The sum over n of min(left[i, n], right[j, n]) for all i and j, in half precision.
-
-    Args:
-        left: (Q, N), not negative.
-        right: (G, N), not negative.
-
-    Returns:
-        (Q, G) in float16.
-    """
-    # Halves that are not negative have the order of their bits, and scipy can hold those.
+    """The sum over n of min(left[i, n], right[j, n]) for all i and j: (Q, N), (G, N) to (Q, G) in float16."""
+    # The weights are not negative: such halves have the order of their bits, and scipy can hold those.
     left, by_member = _half_bits(left), _half_bits(right.T)  # (Q, N), (N, G)
     sums = np.zeros((left.shape[0], right.shape[0]), dtype=np.float16)
     for row, (start, end) in zip(sums, pairwise(left.indptr), strict=True):

@@ -221,19 +221,19 @@ def test_gradient_norms_of_the_method_page() -> None:
         assert [float(cell) for cell in row[1].split("|")] == pytest.approx(values, rel=tolerance)
 
 
-def test_code_of_the_figures_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_the_evaluation_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    page = ROOT / "docs" / "figures.md"
+    page = ROOT / "docs" / "evaluation.md"
     (code,) = blocks(page, "python")
     namespace: dict[str, Any] = {}
     exec(compile(code, str(page), "exec"), namespace)
     assert namespace["maps"].rgb.shape == (2, 128)
 
 
-def test_options_of_the_figures_page_are_those_of_the_command() -> None:
+def test_options_of_the_figures_are_those_of_the_command() -> None:
     from tools.figures import parse_arguments
 
-    page = (ROOT / "docs" / "figures.md").read_text()
+    page = (ROOT / "docs" / "evaluation.md").read_text().partition("\n## Figures\n")[2]
     written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
     known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--settings", "--config_file"}
     assert written == known
