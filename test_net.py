@@ -60,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # The results.
     cost, choice = measure_cost(model), describe_choice(Path(weights))
-    logger.info("%s\ncost\n%s", results_text(weights, choice, results), cost.table())
+    logger.info(results_text(weights, choice, results))
+    logger.info("cost\n%s", cost.table())
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())
         logger.info("wrote the features of the test triples to %s", args.save_features)
