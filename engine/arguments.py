@@ -131,7 +131,7 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--missing",
         choices=("all",),
-        help="evaluate complete triples and the six settings of missing modalities in one pass",
+        help="evaluate complete triples and the six missing-modality conditions in one pass",
     )
     parser.add_argument(
         "--report",

@@ -43,6 +43,7 @@ def score_epochs(
     def score(model: Model) -> EvaluationResult:
         return next(iter(test(model).values()))
 
+    # The last and the best epoch.
     split, epochs = trainer.settings.eval_split, trainer.progress.epochs
     if split == "test":
         last, evaluated = result, [record for record in epochs if split in record]
@@ -56,6 +57,7 @@ def score_epochs(
         LAST_EPOCH: {**last.as_dict(), "epoch": epochs[-1]["epoch"]},
         BEST_ON[split]: {**best, "epoch": epoch, f"{split}_mAP": mean_ap},
     }
+    # The controls.
     if untrained is not None:
         summary["untrained"] = score(untrained.to(trainer.device)).as_dict()
         summary["raw pixels"] = score(raw_pixels).as_dict()
@@ -90,6 +92,7 @@ def write_metrics(
     """
     found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
+    # The table, with a sentence on how the best epoch was chosen.
     split = trainer.settings.eval_split
     best = summary[BEST_ON[split]]
     how = "chosen by this very score (DeMo's habit); DATASETS.VAL_IDS chooses without the test split"

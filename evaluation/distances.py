@@ -46,8 +46,7 @@ class SquaredEuclidean:
             for block in _blocks(self._gallery):
                 np.matmul(query, self._widened(block).T, out=distances[:, block])
         if len(self._repeated):
-            for row in distances:
-                row[self._repeated] = row[self._first]
+            distances[:, self._repeated] = distances[:, self._first]
         return distances
 
     def _widened(self, rows: slice) -> np.ndarray:
