@@ -2,6 +2,7 @@
 
 import json
 import os
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from engine.run_state import TrainSettings
 from engine.train import Trainer
 from evaluation.build import make_evaluate
 from evaluation.loop import Evaluate
+from evaluation.ranking import score_ranks
 from evaluation.result import EvaluationResult, main_scores
 from structures import ModalBatch, UserError
 
@@ -249,3 +251,22 @@ def test_a_history_that_is_not_a_file_is_left_out(tmp_path: Path, caplog: pytest
     (tmp_path / "metrics.json").mkdir()
     assert read_history(tmp_path) == {}
     assert caplog.text.count("training is not shown") == 2
+
+
+def test_from_the_end_of_an_epoch_to_its_ap_there_are_five_calls(
+    make_trainer: MakeTrainer, test_split: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain that docs/evaluation.md names."""
+    trainer = make_trainer("test", epochs=1)
+    trainer.evaluate = test_split
+    chains: list[list[str]] = []
+
+    def traced(*args: Any) -> Any:
+        chains.append([frame.name for frame in traceback.extract_stack() if not frame.name.startswith("<")])
+        return score_ranks(*args)
+
+    monkeypatch.setattr("evaluation.ranking.score_ranks", traced)
+    trainer.run()
+    (chain,) = chains
+    expected = ["run", "_run_epoch", "_evaluate_epoch", "evaluate", "score_retrieval", "traced"]
+    assert chain[-6:] == expected
