@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluation.ranking import Retrieval, score_ranks
+from evaluation.ranking import Retrieval, score_queries
 from structures import RankingMetrics
 
 Breakdown = dict[str, list[dict[str, Any]]]
@@ -31,7 +31,7 @@ def break_down(
     pairs = []
     for camera in np.unique(gallery_cameras).tolist():
         part = retrieval.in_gallery(np.flatnonzero(gallery_cameras == camera))
-        scores = _score_by("query", query_cameras, score_ranks(*part.rank_positives(), len(query_cameras)))
+        scores = _score_by("query", query_cameras, score_queries(part))
         pairs += [{"query": row["query"], "gallery": camera, **row} for row in scores]
     pairs.sort(key=lambda pair: (pair["query"], pair["gallery"]))
     return {"identities": _score_by("person", retrieval.query_ids, metrics), "camera_pairs": pairs}

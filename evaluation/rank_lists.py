@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.distances import CHUNK_SIZE, nearest_indices
-from evaluation.ranking import RankedChunk, Retrieval
+from evaluation.distances import nearest_indices
+from evaluation.ranking import CHUNK_SIZE, Retrieval
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,11 @@ def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> 
         positives=np.full(num_queries, -1),
         positive_distances=np.full(num_queries, np.nan),
     )
-
-    def fill(chunk: RankedChunk) -> None:
-        for query, distances in enumerate(chunk.distances, chunk.first):
-            items = nearest_indices(distances, top)
-            lists.items[query, : len(items)] = items
-            lists.distances[query, : len(items)] = retrieval.distances.to_report(distances[items])
-        in_chunk, first = np.unique(chunk.queries, return_index=True)
-        queries, items = chunk.first + in_chunk, chunk.items[first]
-        lists.positive_ranks[queries], lists.positives[queries] = chunk.ranks[first], items
-        lists.positive_distances[queries] = retrieval.distances.to_report(chunk.distances[in_chunk, items])
-
-    retrieval.map_chunks(fill, chunk_size)
+    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries(chunk_size)):
+        items = nearest_indices(distances, top)
+        lists.items[query, : len(items)] = items
+        lists.distances[query, : len(items)] = retrieval.distances.between(query, items)
+        if len(positives):
+            lists.positive_ranks[query], lists.positives[query] = ranks[0], positives[0]
+            lists.positive_distances[query] = retrieval.distances.between(query, positives[:1])[0]
     return lists

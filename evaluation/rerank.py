@@ -8,10 +8,11 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
-from evaluation.distances import SquaredEuclidean, check_features, nearest_indices, rows_at_once
+from evaluation.distances import SquaredEuclidean, check_features, nearest_indices
 from structures import UserError
 
-CHUNK_SIZE = 8192
+CHUNK_SIZE = 8192  # rows of distances at once, unless CHUNK_BYTES asks for fewer
+CHUNK_BYTES = 2**29
 
 
 def rerank(
@@ -61,15 +62,20 @@ def rerank(
         )
     check_features(query_features, gallery_features)
     # The N x N distances are made in chunks of rows, each row scaled.
-    features = np.concatenate([query_features, gallery_features])
+    features = np.concatenate([query_features, gallery_features], dtype=np.float64)
     distances = SquaredEuclidean(features, features)
+    norms = np.square(features).sum(axis=1, keepdims=True)
     num_queries, size = len(query_features), len(features)
-    chunk_size = rows_at_once(size, chunk_size)
+    chunk_size = max(1, min(chunk_size, CHUNK_BYTES // (8 * size)))
     chunks = [slice(start, start + chunk_size) for start in range(0, size, chunk_size)]
 
     @lru_cache(maxsize=1)
     def scaled_rows(number: int) -> np.ndarray:
-        return _scaled_rows(distances, chunks[number])
+        values = distances.of(chunks[number])
+        values += norms[chunks[number]]
+        largest = values.max(axis=1, keepdims=True)
+        values /= np.where(largest > 0, largest, 1)  # all features may be equal
+        return values  # at most 1
 
     # Neighbours and weights.
     num_nearest = max(k1 + 1, k2)
@@ -91,14 +97,6 @@ def rerank(
     overlap = _sum_of_minima(weights[:num_queries], weights[num_queries:])
     result = (1 - overlap / (2 - overlap)) * np.float16(1 - weight)  # (Q, G)
     return result + weight * original
-
-
-def _scaled_rows(distances: SquaredEuclidean, rows: slice) -> np.ndarray:
-    """Some rows of the distances, each divided by its largest: (N', N), at most 1."""
-    values = distances.of(rows)
-    largest = values.max(axis=1, keepdims=True)
-    values /= np.where(largest > 0, largest, 1)  # all features may be equal
-    return values
 
 
 def _indicator(members: np.ndarray) -> sparse.csr_array:

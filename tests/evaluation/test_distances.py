@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evaluation import distances as module
-from evaluation.distances import GivenDistances, SquaredEuclidean, nearest_indices, rows_at_once
+from evaluation.distances import GivenDistances, SquaredEuclidean, nearest_indices
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -17,26 +17,33 @@ def test_nearest_indices_are_the_first_of_a_stable_sort(seed: int) -> None:
         assert nearest_indices(distances, top).tolist() == order[:top].tolist()
 
 
-def test_a_large_gallery_stays_in_float32_and_is_converted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-13)])
+def test_distances_have_the_precision_of_the_features(dtype: str, tolerance: float) -> None:
     generator = np.random.default_rng(0)
-    query = generator.standard_normal((9, 5)).astype(np.float32)
-    gallery = generator.standard_normal((50, 5)).astype(np.float32)
-    gallery[40:] = gallery[3]  # the first of them is in another block
-    whole = SquaredEuclidean(query, gallery).of(slice(0, 9))
-    np.testing.assert_allclose(
-        whole, np.square(query[:, None].astype(float) - gallery).sum(axis=2), atol=1e-13
-    )
+    query, gallery = generator.standard_normal((9, 5)), generator.standard_normal((50, 5))
+    distances = SquaredEuclidean(query.astype(dtype), gallery.astype(dtype))
+    rows = distances.of(slice(2, 6))
+    assert rows.dtype == dtype
+    true = np.square(query[2:6, None] - gallery).sum(axis=2)
+    np.testing.assert_allclose(rows + np.square(query[2:6]).sum(axis=1)[:, None], true, atol=tolerance)
+    np.testing.assert_allclose(distances.between(3, np.array([7, 0])), np.sqrt(true[1, [7, 0]]), rtol=1e-6)
 
-    monkeypatch.setattr(module, "COPY_BYTES", 0)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 8 * 5 * 7)
-    in_blocks = SquaredEuclidean(query, gallery)
-    assert in_blocks._gallery is gallery
-    assert in_blocks._copy is None
-    np.testing.assert_allclose(in_blocks.of(slice(2, 6)), whole[2:6], atol=1e-13)
-    assert (in_blocks.of(slice(0, 9))[:, 40:] == in_blocks.of(slice(0, 9))[:, [3]]).all()
-    gallery[45] = np.nan
-    with pytest.raises(ValueError, match="1 of 50 gallery features contain NaN"):
-        SquaredEuclidean(query, gallery)
+
+def test_equal_gallery_features_have_equal_distances() -> None:
+    generator = np.random.default_rng(0)
+    query = generator.standard_normal((9, 700)).astype(np.float32)
+    gallery = generator.standard_normal((50, 700)).astype(np.float32)
+    gallery[40:] = gallery[3]
+    rows = SquaredEuclidean(query, gallery).of(slice(0, 9))
+    assert (rows[:, 40:] == rows[:, [3]]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_features_that_are_not_finite_are_counted(value: float) -> None:
+    gallery = np.zeros((50, 5), dtype=np.float32)
+    gallery[[4, 45], [0, 3]] = value
+    with pytest.raises(ValueError, match="2 of 50 gallery features contain NaN"):
+        SquaredEuclidean(gallery[:2], gallery)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -46,12 +53,6 @@ def test_repeated_rows_are_found_and_no_others(dtype: str) -> None:
     assert (repeated.tolist(), first.tolist()) == ([2, 4, 5], [0, 1, 0])
     repeated, first = module._repeated_rows(rows[:2])
     assert (repeated.tolist(), first.tolist()) == ([], [])
-
-
-def test_memory_bounds_the_rows_at_once() -> None:
-    assert rows_at_once(15_000, 256) == 256
-    assert rows_at_once(2**20, 256) == module.CHUNK_BYTES // 2**23 == 64
-    assert rows_at_once(2**40, 256) == 1
 
 
 def test_what_is_given_is_not_written_to() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation import distances as distances_module
+from evaluation import ranking as module
 from evaluation.distances import GivenDistances, SquaredEuclidean
 from evaluation.rank_lists import nearest
-from evaluation.ranking import Retrieval, items_before, rank, rank_distances, score_ranks
+from evaluation.ranking import Retrieval, rank, rank_positives, score_queries, score_retrieval
 from structures import RankingMetrics
 
 
@@ -25,6 +25,10 @@ def rank_line(
         np.array(gallery_cameras),
         **options,
     )
+
+
+def rank_distances(distances: np.ndarray, *labels: np.ndarray, **options: int) -> RankingMetrics:
+    return score_retrieval(Retrieval(GivenDistances(distances), *labels), **options)
 
 
 def naive_scores(
@@ -59,9 +63,11 @@ def naive_scores(
     return average_precisions, penalties, first_ranks, cmc
 
 
-def test_scores_of_ranks_worked_by_hand() -> None:
+def test_scores_worked_by_hand() -> None:
     """Query 0 has positives at ranks 2 and 3, query 1 has none, query 2 has one at rank 1."""
-    metrics = score_ranks(np.array([0, 0, 2]), np.array([2, 3, 1]), num_queries=3, max_rank=4)
+    distances = np.array([[0.2, 0.1, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
+    ids, groups = (np.array([7, 6, 5]), np.array([7, 9, 7, 5])), (np.zeros(3), np.ones(4))
+    metrics = rank_distances(distances, *ids, *groups)
     assert metrics.average_precisions.tolist() == pytest.approx([(1 / 2 + 2 / 3) / 2, np.nan, 1], nan_ok=True)
     assert metrics.inverse_negative_penalties.tolist() == pytest.approx([2 / 3, np.nan, 1], nan_ok=True)
     assert metrics.first_hits.tolist() == [2, 0, 1]
@@ -178,10 +184,6 @@ def retrieval_with_ties(seed: int) -> Retrieval:
     )
 
 
-def score_all(retrieval: Retrieval) -> RankingMetrics:
-    return score_ranks(*retrieval.rank_positives(), len(retrieval.query_ids))
-
-
 def sorted_in_full(retrieval: Retrieval, query: int, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The plain way, a stable sort of all items: the kept ones, nearest first, and which are positives."""
     order = np.argsort(row, kind="stable")
@@ -196,13 +198,12 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
     retrieval = retrieval_with_ties(seed)
     matrix = retrieval.distances.of(slice(0, len(retrieval.query_ids)))
     lists = nearest(retrieval, 10)
-    scores = score_all(retrieval)
-    (chunk,) = retrieval.map_chunks(lambda chunk: chunk)
-    for query, row in enumerate(matrix):
+    scores = score_queries(retrieval)
+    for query, (row, ranked) in enumerate(zip(matrix, retrieval.ranked_queries(), strict=True)):
         order, positive = sorted_in_full(retrieval, query, row)
         ranks = 1 + np.flatnonzero(positive)
-        assert chunk.ranks[chunk.queries == query].tolist() == ranks.tolist()
-        assert chunk.items[chunk.queries == query].tolist() == order[positive].tolist()
+        assert ranked.ranks.tolist() == ranks.tolist()
+        assert ranked.positives.tolist() == order[positive].tolist()
         assert lists.items[query].tolist() == [*order[:10], *[-1] * (10 - len(order))]
         if len(ranks):
             average_precision = np.mean(np.arange(1, 1 + len(ranks)) / ranks)
@@ -212,52 +213,43 @@ def test_ranks_are_those_of_a_full_stable_sort(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_items_before_are_counted_as_by_a_stable_sort(seed: int) -> None:
+def test_positives_are_ranked_as_by_a_stable_sort(seed: int) -> None:
     generator = np.random.default_rng(seed)
-    num_rows, num_items = generator.integers(1, (5, 80))
-    distances = generator.integers(0, generator.integers(1, 1000), (num_rows, num_items)) / 7
-    orders = np.argsort(distances, axis=1, kind="stable")
-    rows = [
-        np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
-        for _ in distances
-    ]
-    items = np.concatenate([order[positions] for order, positions in zip(orders, rows, strict=True)])
-    counts = [len(positions) for positions in rows]
-    wanted = distances[np.repeat(np.arange(num_rows), counts), items]
-    found = items_before(distances, items, wanted, np.cumsum([0, *counts]))
-    assert found.tolist() == np.concatenate(rows).tolist()
+    num_items = int(generator.integers(1, 80))
+    distances = generator.integers(0, generator.integers(1, 1000), num_items) / 7
+    order = np.argsort(distances, kind="stable")
+    positions = np.sort(generator.choice(num_items, generator.integers(0, num_items + 1), replace=False))
+    found, ranks = rank_positives(distances, np.sort(order[positions]))
+    assert found.tolist() == order[positions].tolist()
+    assert ranks.tolist() == (1 + positions).tolist()
 
 
-def test_items_that_tie_in_float32_alone_are_ranked_by_their_distance() -> None:
-    steps = np.array([3, 0, 4, 1, 2])
-    for base, step in ((1.0, 1e-12), (1e39, 1e30), (0.0, 1e-60)):  # beyond float32
-        distances = (base + steps * step)[None]
-        order = np.argsort(steps)
-        found = items_before(distances, order[[1, 4]], distances[0, order[[1, 4]]], np.array([0, 2]))
-        assert found.tolist() == [1, 4]
+@pytest.mark.parametrize("seed", range(3))
+def test_float32_features_score_as_in_float64(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    centres = generator.standard_normal((20, 256))
+    ids = generator.integers(0, 20, 400)
+    features = centres[ids] + 4 * generator.standard_normal((400, 256))
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    labels = (ids[:100], ids, np.zeros(100), generator.integers(0, 3, 400))
+    exact = rank(features[:100], features, *labels)
+    single = rank(features[:100].astype(np.float32), features.astype(np.float32), *labels)
+    assert 0.1 < exact.mean_ap < 0.9
+    assert single.mean_ap == pytest.approx(exact.mean_ap, abs=1e-5)
+    np.testing.assert_allclose(single.cmc, exact.cmc, atol=1e-5)
 
 
 def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     retrieval = retrieval_with_ties(9)
     num_queries, num_gallery = retrieval.distances.shape
-    whole = score_all(retrieval)
-    monkeypatch.setattr(distances_module, "CHUNK_BYTES", 8 * num_gallery * 4)
-    sizes = retrieval.map_chunks(lambda chunk: len(chunk.distances))
-    assert max(sizes) < 4 < num_queries == sum(sizes)  # less than 4: the positives take memory too
-    for name, found in vars(score_all(retrieval)).items():
+    whole = score_queries(retrieval)
+    sizes = []
+    of = retrieval.distances.of
+    monkeypatch.setattr(retrieval.distances, "of", lambda rows: sizes.append(len(of(rows))) or of(rows))
+    monkeypatch.setattr(module, "CHUNK_BYTES", 4 * num_gallery * 4)
+    for name, found in vars(score_queries(retrieval)).items():
         np.testing.assert_array_equal(found, getattr(whole, name))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_threads_do_not_change_the_ranks_or_their_order(seed: int) -> None:
-    retrieval = retrieval_with_ties(seed)
-
-    def ranks(chunk_size: int, threads: int) -> list[int]:
-        parts = retrieval.map_chunks(lambda chunk: chunk.ranks, chunk_size, threads)
-        return np.concatenate(parts).tolist()
-
-    assert ranks(3, 2) == ranks(3, 8) == ranks(3, 1)
-    assert len(ranks(3, 1)) == len(ranks(1000, 1))
+    assert max(sizes) == 4 < num_queries == sum(sizes)
 
 
 def test_queries_without_a_positive_are_skipped_and_counted() -> None:

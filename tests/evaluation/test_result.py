@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from conftest import make_triples
+from evaluation.distances import GivenDistances
 from evaluation.loop import evaluate
-from evaluation.ranking import rank, rank_distances
+from evaluation.ranking import Retrieval, rank, score_retrieval
 from evaluation.rerank import rerank
 from evaluation.result import EvaluationResult, ScoringOptions, main_scores, results_as_dict
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, Role
@@ -197,7 +198,7 @@ def test_re_ranking_replaces_the_distances(
     np.testing.assert_allclose(features, compared, atol=1e-7)
     distances = rerank(compared[:8], compared)
     ids, cameras = batch.person_ids.numpy(), batch.camera_ids.numpy()
-    expected = rank_distances(distances, ids[:8], ids, cameras[:8], cameras)
+    expected = score_retrieval(Retrieval(GivenDistances(distances), ids[:8], ids, cameras[:8], cameras))
     assert result.main.mean_ap == expected.mean_ap
     assert result.main.mean_ap != expected_map(torch.tensor(features), batch, batch.camera_ids)
     np.testing.assert_array_equal(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.ranking import rank, rank_distances
+from evaluation.distances import GivenDistances
+from evaluation.ranking import Retrieval, rank, score_retrieval
 from evaluation.rerank import rerank
 
 DATA = Path(__file__).parent / "data"
@@ -44,6 +45,6 @@ def test_re_ranking(k1: int, k2: int, chunk_size: int) -> None:
     )
     np.testing.assert_allclose(distances[0], recorded["distance_row0"], atol=2e-6)
     labels = [inputs[f"{side}_{label}"] for label in ("ids", "cameras") for side in ("query", "gallery")]
-    metrics = rank_distances(distances, *labels)
+    metrics = score_retrieval(Retrieval(GivenDistances(distances), *labels))
     assert metrics.mean_ap == pytest.approx(recorded["mAP"], abs=1e-6)
     np.testing.assert_allclose(metrics.cmc, recorded["cmc"], atol=1e-6)
