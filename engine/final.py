@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from engine.checkpoint import open_checkpoint
-from engine.checkpoint_check import check_model
+from engine.checkpoint import check_model, open_checkpoint
 from engine.evaluate import Evaluation, raw_pixels
 from engine.results import EvaluationResult, FinalScores, main_scores
 from engine.train import Trainer
@@ -25,7 +24,7 @@ def score_epochs(
         test: scores a model on the test split.
         untrained: the model before training; None for no controls.
     """
-    split = trainer.settings.eval_split
+    split = trainer.options.eval_split
     last = result if split == "test" else test(trainer.model)
     breakdown = test.evaluator.breakdown()
     if split == "test":

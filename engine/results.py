@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.checkpoint import describe_choice
+from engine.checkpoint import Progress, describe_choice
 from engine.files import save_json
-from engine.run_state import Progress
 from evaluation.breakdown import Breakdown
 from evaluation.selection import SelectionMetrics
 from structures import (

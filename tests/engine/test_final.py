@@ -15,8 +15,7 @@ from engine.distributed import World
 from engine.evaluate import Evaluation
 from engine.final import score_epochs
 from engine.results import FinalScores, write_metrics
-from engine.run_state import TrainSettings
-from engine.train import Trainer
+from engine.train import Trainer, TrainOptions
 from evaluation.evaluator import RetrievalEvaluator
 from structures import ModalBatch, UserError
 
@@ -46,7 +45,7 @@ def make_trainer(tmp_path: Path, toy_model: ToyModel, make_batch: BatchMaker) ->
             evaluate=results(*scores),
             device=torch.device("cpu"),
             folder=tmp_path,
-            settings=TrainSettings(epochs=epochs, eval_split=split),
+            options=TrainOptions(epochs=epochs, eval_split=split),
         )
 
     return make
