@@ -114,9 +114,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def find_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
     """The checkpoint to resume from; None to start, also if a run was killed before its first checkpoint.
 
-    Args:
-        resume: None to start, a path, or empty for last.pth of the run folder.
-        folder: the run folder.
+    `resume` is None to start, a path, or empty for last.pth of the run folder.
     """
     if resume is None:
         return None
@@ -147,13 +145,7 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
 
 
 def check_same_data(saved: Mapping[str, Any], now: Mapping[str, str], *, force: bool) -> None:
-    """Refuse to resume a run whose images have changed; with `force`, warn.
-
-    Args:
-        saved: the content of the checkpoint.
-        now: the fingerprints of the data, by split.
-        force: --force was given.
-    """
+    """Refuse to resume the run of a checkpoint whose images have other fingerprints; with `force`, warn."""
     data = saved.get("data")
     before = data.get("fingerprints") if isinstance(data, Mapping) else None
     if not isinstance(before, Mapping):
@@ -195,14 +187,7 @@ def restore_random_states(states: dict[str, Any], device: torch.device) -> None:
 def check_resumable_content(
     content: Mapping[str, Any], model: Mapping[str, Tensor], optimizer: Optimizer, device: torch.device
 ) -> None:
-    """Refuse a checkpoint that is damaged, or does not fit the run that is to continue.
-
-    Args:
-        content: of the checkpoint.
-        model: the state dict of the model.
-        optimizer: over its parameters.
-        device: of the run.
-    """
+    """Refuse the content of a checkpoint that is damaged, or does not fit the run that is to continue."""
     has_scaler = content.get("scaler") != {}  # only with mixed precision
     wanted = {
         "optimizer": _wanted_optimizer(content.get("optimizer"), optimizer),

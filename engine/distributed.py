@@ -140,7 +140,7 @@ def _environment_error(what: str) -> UserError:
 
 
 def _find_lost(roll_call: Any) -> str:
-    """Which rank does not answer, called by all that have noticed; only rank 0 can tell among the others."""
+    """Which rank does not answer; called by all that have noticed. Only rank 0 can tell among the others."""
     try:
         dist.monitored_barrier(roll_call, timeout=ANSWER_TIME)
     except RuntimeError as error:

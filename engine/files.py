@@ -22,11 +22,7 @@ TEMPORARY = r"\.\d+(-[0-9a-f]+)?\.tmp"
 
 
 def check_regular(path: Path) -> bool:
-    """Refuse to write a file where a folder, a symbolic link, a device or the like is.
-
-    Returns:
-        Whether there is a file, which would be replaced.
-    """
+    """Whether there is a file, which would be replaced; folders, links, devices and the like are refused."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -120,9 +116,7 @@ def _create(path: Path) -> int:
 def _cause(error: Exception, handled: BaseException | None) -> BaseException:
     """The interrupt or the OSError that torch or NumPy hide in an error of their own; else the error.
 
-    Args:
-        error: what came out of the write.
-        handled: what was being handled before the write, and has nothing to do with it.
+    What was being handled before the write, `handled`, has nothing to do with it.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -148,7 +142,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def save_bytes(path: Path, content: bytes) -> None:
-    """Save a file whose content is known."""
+    """Save bytes."""
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -170,10 +164,9 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def take_lock(path: Path) -> IO[bytes] | None:
-    """Lock a file, made if need be and otherwise left as it is.
+    """Lock a file, which is made if necessary; None if another process holds the lock.
 
-    Returns:
-        The open file, which holds the lock as long as it lives; None if another process has it.
+    The open file that is returned holds the lock as long as it lives.
     """
     check_regular(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

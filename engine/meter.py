@@ -1,4 +1,4 @@
-"""The numbers of training: read while the device goes on, checked to be finite, summed, and shown."""
+"""The numbers of training: read while the device works on, checked to be finite, summed, and shown."""
 
 from __future__ import annotations
 
@@ -31,13 +31,10 @@ class NonFiniteLossError(UserError):
 
 
 class Reading:
-    """Numbers on their way to the host.
+    """Named scalars of one device on their way to the host.
 
     On CUDA the copy is queued after the work that computes them. `wait` waits for that work alone: what has
     been queued since keeps the device busy.
-
-    Args:
-        scalars: by name, all on one device.
     """
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
@@ -93,8 +90,8 @@ class Meter:
         progress: how far the run has come; its `sums` are added to.
         epochs: length of the run, for the estimate of the remaining time.
         board: TensorBoard; None where another process writes.
-        lag: how many steps later the gradient norm of a step is read. It is known at the end of the step; on
-            CUDA, reading it at once would mean to wait until the device has nothing left to do.
+        lag: how many steps later the gradient norm of a step is read; on CUDA, reading it at once would
+            leave the device without work.
         mixed_precision: steps whose gradients overflow are skipped; without it, such a step ends the run.
     """
 
@@ -202,24 +199,21 @@ def gradient_norm(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Ten
 
 def check_state(model: nn.Module, optimizer: Optimizer, world: World, step: int) -> None:
     """Stop if weights, or the state of the optimiser, are not finite in any process after a step."""
-    for problem in filter(None, world.gather_objects(describe_bad_state(model, optimizer))):
-        raise NonFiniteLossError(
-            f"{problem} after step {step}; lower SOLVER.BASE_LR, or set SOLVER.CLIP_GRAD"
-        )
-
-
-def describe_bad_state(model: nn.Module, optimizer: Optimizer) -> str:
-    """Which weights, or which state of the optimiser, are not finite; empty if all are finite."""
     moments = {
         f"{entry} of {name}": value
         for name, parameter in model.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
-    for what, tensors in (("weights are", model.state_dict()), ("state of the optimiser is", moments)):
-        if bad := find_non_finite(tensors):
-            return f"the {what} not finite ({len(bad)} of {len(tensors)} tensors, first {bad[0]})"
-    return ""
+    problems = [
+        f"the {what} not finite ({len(bad)} of {len(tensors)} tensors, first {bad[0]})"
+        for what, tensors in (("weights are", model.state_dict()), ("state of the optimiser is", moments))
+        if (bad := find_non_finite(tensors))
+    ]
+    for problem in filter(None, world.gather_objects("".join(problems[:1]))):
+        raise NonFiniteLossError(
+            f"{problem} after step {step}; lower SOLVER.BASE_LR, or set SOLVER.CLIP_GRAD"
+        )
 
 
 def find_non_finite(tensors: Mapping[str, Tensor]) -> list[str]:

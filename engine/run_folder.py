@@ -114,11 +114,7 @@ def list_new_events(folder: Path) -> Iterator[None]:
 
 
 def check_outputs(*outputs: tuple[Path | None, str]) -> None:
-    """Refuse paths where the results of an evaluation cannot be written, before it starts.
-
-    Args:
-        outputs: files that will be written, if they are named, and the ending of those that each may replace.
-    """
+    """Refuse paths where results cannot be written; each with the ending of the files that it may replace."""
     wanted = [(path, ending) for path, ending in outputs if path is not None]
     for path, ending in wanted:
         check_destination(path, replaces=ending)
@@ -131,10 +127,8 @@ def check_outputs(*outputs: tuple[Path | None, str]) -> None:
 def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> None:
     """Refuse a folder in which the run would replace a file that no run wrote.
 
-    Args:
-        folder: the run folder.
-        resume: whether the run continues. One without a list is believed to have written `MAIN_FILES`.
-        later: names of the checkpoints that the run will keep.
+    A run that continues and has no list is believed to have written `MAIN_FILES`. `later` are the names of
+    the checkpoints that the run will keep.
     """
     check_regular(folder / LIST)
     for board in (folder / BOARD, folder / EVALUATION_BOARD):

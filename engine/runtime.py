@@ -29,9 +29,7 @@ CLOSED_PIPE = 141
 def setup_log(log_file: Path | None = None, *, is_main: bool | None = None) -> None:
     """Log to the console and to `log_file`; processes other than the main one log errors only.
 
-    Args:
-        log_file: None for the console alone.
-        is_main: whether this is the main process; None to ask the environment, which may be wrong.
+    Whether this is the main process is read from the environment, which may be wrong, unless it is given.
     """
     if is_main is None:
         is_main = World.from_environment().is_main

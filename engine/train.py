@@ -158,6 +158,8 @@ class Trainer:
         states = content["random"]
         if len(states) == self.world.size:
             restore_random_states(states[self.world.rank], self.device)
+        else:
+            logger.warning("the number of processes was %d: dropout and noise differ now", len(states))
         # Say what is not as before.
         for before in progress.environments[-1:]:
             if changed := compare_environments(before, self.environment):
@@ -172,7 +174,7 @@ class Trainer:
         """The names of the files that the remaining epochs will keep, besides last.pth and best.pth."""
         period, first = self.options.checkpoint_period, self.progress.epoch + 1
         epochs = range(first, self.options.epochs + 1) if period else ()
-        return [checkpoint_name(epoch) for epoch in epochs if epoch % period == 0]
+        return [f"epoch_{epoch}.pth" for epoch in epochs if epoch % period == 0]
 
     def run(self) -> EvaluationResult:
         """Train the remaining epochs; returns the evaluation of the last one.
@@ -200,7 +202,7 @@ class Trainer:
                         result = self._run_epoch(min(progress.epoch + 1, self.options.epochs))
                 except StopRequested:
                     self._save()
-                    raise RunStopped(*self._stop_message()) from None
+                    raise self._stopped() from None
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}; {self._what_is_kept()}") from None
         finally:
@@ -209,9 +211,7 @@ class Trainer:
                     opened.close()
         if progress.unreadable:
             names = "\n  ".join(progress.unreadable)
-            logger.warning(
-                "training images that could not be read: %d\n  %s", len(progress.unreadable), names
-            )
+            logger.warning("unreadable training images: %d\n  %s", len(progress.unreadable), names)
         return result
 
     def _open_board(self, name: str, first: int) -> SummaryWriter | None:
@@ -251,8 +251,8 @@ class Trainer:
                 choice = {"chosen_on": self.options.eval_split, "chosen_mAP": 100 * progress.best_map}
                 save_checkpoint(self.folder / "best.pth", **weights, **choice)
             if self.options.checkpoint_period and epoch % self.options.checkpoint_period == 0:
-                list_run_files(self.folder, [checkpoint_name(epoch)])
-                save_checkpoint(self.folder / checkpoint_name(epoch), **weights)
+                list_run_files(self.folder, [f"epoch_{epoch}.pth"])
+                save_checkpoint(self.folder / f"epoch_{epoch}.pth", **weights)
             save_json(self.folder / "metrics.json", progress.as_metrics())
         self._save()
         return result
@@ -400,18 +400,11 @@ class Trainer:
         if stop:
             raise StopRequested
 
-    def _stop_message(self) -> tuple[str, int]:
+    def _stopped(self) -> RunStopped:
         name = self.stop.signal.name if self.stop.signal else "a signal to another process"
-        message = (
-            f"stopped by {name}; everything is saved in {self.folder} "
-            f"(finished epochs: {self.progress.epoch}, steps of the next: {self.progress.steps_in_epoch})"
-        )
-        return message, 128 + (self.stop.signal or 15)
-
-
-def checkpoint_name(epoch: int) -> str:
-    """The file that keeps the weights of an epoch."""
-    return f"epoch_{epoch}.pth"
+        done = f"finished epochs: {self.progress.epoch}, steps of the next: {self.progress.steps_in_epoch}"
+        message = f"stopped by {name}; everything is saved in {self.folder} ({done})"
+        return RunStopped(message, 128 + (self.stop.signal or 15))
 
 
 def _accuracy(output: ModelOutput, person_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every bad input with the sentence it gets. This list is complete; docs/reliability.md shows a few of them."""
+"""Every bad input with the sentence it gets. docs/reliability.md shows one for each class."""
 
 import errno
 import fcntl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from config import load_config
 from conftest import SMALL_MODEL, ToyModel
 from engine.checkpoint import Progress
-from engine.meter import Meter, NonFiniteLossError, Reading, Step, describe_bad_state, find_non_finite
+from engine.distributed import World
+from engine.meter import Meter, NonFiniteLossError, Reading, Step, check_state, find_non_finite
 from engine.results import EvaluationResult
 from engine.train import Trainer, TrainOptions
 from modeling.make_model import make_model
@@ -203,15 +205,16 @@ def test_one_bad_number_among_many_is_found(bad: float, place: int) -> None:
 
 def test_weights_and_the_state_of_the_optimiser_are_named(toy_model: ToyModel) -> None:
     optimizer = torch.optim.Adam(toy_model.parameters())
-    assert describe_bad_state(toy_model, optimizer) == ""  # no step was taken: there is no state yet
+    check_state(toy_model, optimizer, World(), step=0)  # no step was taken: there is no state yet
     for parameter in toy_model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    assert describe_bad_state(toy_model, optimizer) == ""
+    check_state(toy_model, optimizer, World(), step=1)
     optimizer.state[toy_model.linear.bias]["exp_avg_sq"][1] = math.inf
     message = "the state of the optimiser is not finite (1 of 6 tensors, first exp_avg_sq of linear.bias)"
-    assert describe_bad_state(toy_model, optimizer) == message
+    with pytest.raises(NonFiniteLossError, match=re.escape(message)):
+        check_state(toy_model, optimizer, World(), step=1)
     toy_model.linear.weight.data[0, 0] = math.nan
-    assert describe_bad_state(toy_model, optimizer) == (
-        "the weights are not finite (1 of 2 tensors, first linear.weight)"
-    )
+    message = "the weights are not finite (1 of 2 tensors, first linear.weight) after step 1; lower"
+    with pytest.raises(NonFiniteLossError, match=re.escape(message)):
+        check_state(toy_model, optimizer, World(), step=1)

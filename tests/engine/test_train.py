@@ -547,7 +547,7 @@ def test_images_that_were_replaced_are_listed_once_at_the_end(
     batches = trainer.loader.batches  # type: ignore[attr-defined]
     batches[1] = replace(batches[1], unreadable=("a.jpg (NI): truncated",))
     trainer.run()
-    assert "training images that could not be read: 1\n  a.jpg (NI): truncated" in caplog.text
+    assert "unreadable training images: 1\n  a.jpg (NI): truncated" in caplog.text
 
 
 def test_a_run_that_stops_at_the_end_of_a_long_epoch_is_resumed(
