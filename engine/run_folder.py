@@ -89,8 +89,9 @@ def _earlier_run(folder: Path) -> list[str]:
 
 def _read_list(folder: Path) -> set[str] | None:
     """The files that the run in a folder has written; None if it has no list, as before version 2."""
+    path = folder / LIST
     try:
-        names = list(json.loads((folder / LIST).read_text())["files"])
+        names = list(json.loads(path.read_text() if path.is_file() else "")["files"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return {name for name in names if isinstance(name, str) and re.fullmatch(_RUN_FILE, name)}
@@ -140,7 +141,7 @@ def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> No
     for name in sorted({*(listed or ()), *MAIN_FILES, *later}):
         path = folder / name
         is_ours = name in listed if listed is not None else resume and name in MAIN_FILES
-        if os.path.lexists(path) and check_regular(path) and not is_ours:
+        if check_regular(path) and not is_ours:
             raise UserError(
                 f"{path} is not in {LIST}, the list of what the run in this folder wrote, and is left alone; "
                 "move it away or choose another OUTPUT_DIR"
