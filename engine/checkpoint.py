@@ -71,7 +71,7 @@ def save_checkpoint(path: Path, **content: Any) -> None:
 
 
 def open_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of this project, all on the CPU; empty if the file is of somebody else."""
+    """Read a checkpoint of this project, all on the CPU; empty if another program wrote it."""
     if fault := file_fault(path):
         raise UserError(f"checkpoint {path} {fault}")
     damaged = UserError(f"checkpoint {path} cannot be read; it is damaged or not a checkpoint")
@@ -84,7 +84,7 @@ def open_checkpoint(path: Path) -> dict[str, Any]:
             f"--resume: checkpoint {path} does not exist; name last.pth of a run, or leave the name out for "
             "that of OUTPUT_DIR"
         ) from None
-    except Exception:  # what a broken file raises differs from place to place
+    except Exception:  # a broken file raises errors of many kinds
         raise damaged from None
     return content if isinstance(content, dict) and content.get("format") == FORMAT else {}
 

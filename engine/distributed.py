@@ -33,7 +33,7 @@ _LOST_CONTACT = re.compile(r"timed? ?out|closed by peer|connection reset", re.IG
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, as torchrun tells them in the environment.
+    """The processes of a run, as torchrun describes them in the environment.
 
     Attributes:
         rank: number of this process, from 0.

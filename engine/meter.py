@@ -78,15 +78,16 @@ class Step:
 
         return NonFiniteLossError(
             f"the {what} is not finite in epoch {self.epoch}, step {self.number}: {show(self.losses)}; "
-            f"last good losses: {show(self.previous)}; images: {', '.join(self.images)}. "
-            "Lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
+            f"last good losses: {show(self.previous)}; images: {', '.join(self.images)}; "
+            "lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
         )
 
 
+@dataclass(eq=False)
 class Meter:
     """Records the steps: sums over the epoch, TensorBoard, and the text of log lines.
 
-    Args:
+    Attributes:
         progress: how far the run has come; its `sums` are added to.
         epochs: length of the run, for the estimate of the remaining time.
         board: TensorBoard; None where another process writes.
@@ -95,16 +96,15 @@ class Meter:
         mixed_precision: steps whose gradients overflow are skipped; without it, such a step ends the run.
     """
 
-    def __init__(
-        self, progress: Progress, epochs: int, board: SummaryWriter | None, lag: int, mixed_precision: bool
-    ) -> None:
-        self.progress = progress
-        self.epochs = epochs
-        self.board = board
-        self.lag = lag
-        self.mixed_precision = mixed_precision
+    progress: Progress
+    epochs: int
+    board: SummaryWriter | None
+    lag: int
+    mixed_precision: bool
+
+    def __post_init__(self) -> None:
         self._norms: deque[tuple[Step, Reading]] = deque()
-        self._run_start = (time.perf_counter(), progress.step)
+        self._run_start = (time.perf_counter(), self.progress.step)
 
     def begin_epoch(self, num_steps: int, rates: Mapping[str, float]) -> None:
         """A new epoch of `num_steps` steps, with the learning rates of the parameter groups."""
@@ -150,7 +150,7 @@ class Meter:
         skipped, steps = int(self.progress.sums.get("skipped_steps", 0)), self.progress.steps_in_epoch
         if skipped and skipped == steps:
             raise NonFiniteLossError(
-                f"no step of epoch {epoch} was taken: the gradients of all {steps} steps overflowed in mixed "
+                f"no step of epoch {epoch} was taken: the gradients of all its steps overflowed in mixed "
                 "precision; set SOLVER.AMP False, or lower SOLVER.BASE_LR"
             )
         if skipped > MANY_SKIPPED * steps:

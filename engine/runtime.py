@@ -89,7 +89,7 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log file that may become unwritable: one warning on the console, and the run goes on."""
+    """A log file that may become unwritable: one warning on the console, and the run continues."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")

@@ -140,7 +140,7 @@ class Trainer:
         self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length
         if progress.steps_in_epoch > len(self.loader):
             raise UserError(
-                f"the checkpoint is {progress.steps_in_epoch} steps into an epoch, which now has only "
+                f"the checkpoint is at step {progress.steps_in_epoch} of an epoch, which now has only "
                 f"{len(self.loader)}; resume with the settings that the run was started with"
             )
         best = self.folder / "best.pth"

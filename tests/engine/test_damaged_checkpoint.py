@@ -133,7 +133,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "more steps than the epoch has": (
         lambda content: content["progress"].update(steps_in_epoch=99, step=99),
-        "99 steps into an epoch, which now has only 3",
+        "at step 99 of an epoch, which now has only 3",
     ),
     "a score that is no number": (
         _put("progress", "best_map", value=float("nan")),
