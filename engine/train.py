@@ -269,14 +269,10 @@ class Trainer:
         num_steps = progress.steps_in_epoch + len(self.loader)
         meter.begin_epoch(num_steps, rates)
         # Train step by step, under a progress bar.
+        title, first = f"epoch {epoch}/{self.options.epochs}", progress.steps_in_epoch
+        is_quiet = None if self.world.is_main else True
         bar = tqdm(
-            self._batches(),
-            f"epoch {epoch}/{self.options.epochs}",
-            total=num_steps,
-            initial=progress.steps_in_epoch,
-            unit="step",
-            leave=False,
-            disable=None if self.world.is_main else True,
+            self._batches(), title, num_steps, leave=False, disable=is_quiet, unit="step", initial=first
         )
         for batch in bar:
             step, norm = self._train_step(batch.to(self.device), epoch)
@@ -284,8 +280,7 @@ class Trainer:
             bar.set_postfix_str(meter.status())
             done = progress.steps_in_epoch
             if done % self.options.log_period == 0 or done == num_steps:
-                where = f"epoch {epoch}/{self.options.epochs} step {done}/{num_steps}"
-                logger.info("%s %s %s", where, meter.status(), meter.details())
+                logger.info("%s step %d/%d %s %s", title, done, num_steps, meter.status(), meter.details())
             self._check_stop()
         # Nothing that is not finite may be saved.
         means = meter.end_epoch(epoch)
