@@ -283,7 +283,7 @@ def _wanted_progress(progress: Any) -> dict[str, Any]:
         "steps_in_epoch": lambda value: _is_count(value) and value <= found["step"],
         "best_map": lambda value: _is_number(value) and value <= 1,
         "sums": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
-        "epochs": lambda value: _are_records(value) and len(value) == found["epoch"],
+        "epochs": lambda value: isinstance(value, list) and _are_records(value, count=found["epoch"]),
         "unreadable": [str],
         "initial_weights": str,
         "initial_sha256": str,
@@ -292,7 +292,7 @@ def _wanted_progress(progress: Any) -> dict[str, Any]:
     return {name: fits for name, fits in wanted.items() if name in found or name not in LATER}
 
 
-def _are_records(epochs: Any) -> bool:
+def _are_records(epochs: list[Any], count: int) -> bool:
     """Whether these are epochs as in metrics.json: numbered from 1, with all scores, and writable."""
     try:
         json.dumps(epochs)
@@ -302,7 +302,12 @@ def _are_records(epochs: Any) -> bool:
         scores = [pattern[name] for patterns in found for pattern in patterns for name in SCORES]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return False
-    return numbers == list(range(1, len(numbers) + 1)) and all(found) and all(map(_is_number, scores))
+    return (
+        numbers == list(range(1, len(epochs) + 1))
+        and len(epochs) == count
+        and all(found)
+        and all(map(_is_number, scores))
+    )
 
 
 def _are_random_states(states: Any, device: torch.device) -> bool:
