@@ -13,13 +13,12 @@ from pathlib import Path
 
 from config import check_resumable, load_config, stored_config, warn_about_unused
 from datasets.build import build_data
-from engine.build import make_device, make_train_settings
-from engine.checkpoint import check_same_data, find_checkpoint
+from engine.build import make_device, make_train_options
+from engine.checkpoint import Progress, check_same_data, find_checkpoint
 from engine.command import run_command
 from engine.distributed import World
 from engine.final import score_epochs, write_metrics
 from engine.run_folder import open_run_folder, reset_run_folder
-from engine.run_state import Progress
 from engine.runtime import seed_everything
 from engine.train import Trainer
 from evaluation.build import make_evaluate
@@ -73,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate=make_evaluate(cfg, seen, device, world),
             device=device,
             folder=folder,
-            settings=make_train_settings(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
+            options=make_train_options(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
             progress=Progress(**start),
             world=world,
             draw_pictures=make_selection_watch(cfg, model, seen.loader, device),

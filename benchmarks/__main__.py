@@ -18,7 +18,7 @@ from benchmarks.scaling import HEADINGS as CURVE_HEADINGS
 from benchmarks.sizes import FULL, QUICK, TINY, Sizes
 from engine.command import run_command
 from engine.files import check_destination, save_json
-from engine.runtime import keep_freed_memory, setup_log
+from engine.runtime import setup_log
 from structures import UserError
 
 logger = logging.getLogger(__name__)
@@ -104,8 +104,6 @@ def _measure(sizes: Sizes, only: Sequence[str] | None) -> list[Row]:
     found = []
     for name in names:
         logger.info("measuring %s", name)
-        if name not in RANKING_ROWS:
-            keep_freed_memory()  # as train_net.py and test_net.py do on a CPU; both ways gain
         found.append(ROWS[name](sizes))
     return found
 

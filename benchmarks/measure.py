@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from engine.runtime import keep_freed_memory
-
 T = TypeVar("T")
 
 
@@ -123,7 +121,6 @@ def in_child(prepare: Callable[[], T], work: Callable[[T], object]) -> ChildRun:
 
 def _run_child(prepare: Callable[[], Any], work: Callable[[Any], object], sender: Any, threads: int) -> None:
     torch.set_num_threads(threads)
-    keep_freed_memory()
     inputs = prepare()
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten

@@ -22,7 +22,7 @@ from benchmarks.report import RATIO, Figure, Row
 from benchmarks.rows_ranking import score_difference, scores_of
 from benchmarks.sizes import Sizes
 from config import load_config
-from engine.train import gradient_norm
+from engine.meter import gradient_norm
 from evaluation.build import make_evaluate
 from modeling.backbone import CLIP_WIDTH
 from modeling.cost import count_multiply_adds

@@ -15,12 +15,8 @@ DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDT
 
 
 def answer_early(arguments: Callable[[Sequence[str] | None], object]) -> None:
-    """For the first lines of a command: answer --help, mistakes and Ctrl-C before the slow imports are done.
-
-    Args:
-        arguments: parses the command line.
-    """
-    # A command that the shell has started to ignore Ctrl-C, in the background of a script, goes on doing so.
+    """For the first lines of a command: answer --help, mistakes and Ctrl-C before the slow imports."""
+    # A command that was started to ignore Ctrl-C, in the background of a script, still does.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_interrupted)
     arguments(None)
@@ -33,7 +29,7 @@ def restore_interrupt() -> None:
 
 
 def _end_interrupted(_: int, __: FrameType | None) -> None:
-    # An exception would come out of the middle of an import, changed by whoever catches it there.
+    # An exception would be raised in the middle of an import, where others may catch it.
     os.write(2, b"interrupted\n")
     os._exit(130)
 
@@ -61,7 +57,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: st
 
 
 def output_path(text: str) -> Path:
-    """The name of a file or folder to write; an empty one, as of a variable that is not set, is an error."""
+    """The name of a file or folder to write; an empty one, as from a variable that is not set, is refused."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
     return Path(text)
@@ -91,23 +87,23 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="CHECKPOINT",
         nargs="?",
         const="",
-        help="go on where the run in OUTPUT_DIR stopped, or from CHECKPOINT of another run",
+        help="continue the run in OUTPUT_DIR, or from CHECKPOINT of another run",
     )
     parser.add_argument(
         "--force", action="store_true", help="resume even with settings or images that alter the result"
     )
-    args = parser.parse_intermixed_args(_settle_resume(sys.argv[1:] if argv is None else argv))
+    args = parser.parse_intermixed_args(_separate_resume(sys.argv[1:] if argv is None else argv))
     args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
     args.config_file = DEMO_CONFIG if args.config_file is None else args.config_file
     return args
 
 
-def _settle_resume(argv: Sequence[str]) -> list[str]:
+def _separate_resume(argv: Sequence[str]) -> list[str]:
     """Keep argparse from taking a key for the checkpoint, as in `--resume KEY VALUE`."""
     words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        if word == "--resume" and re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", words[place + 1]):
-            words[place] = "--resume="
+    for index, word in enumerate(words[:-1]):
+        if word == "--resume" and re.fullmatch(r"[A-Z_]+(\.[A-Z_0-9]+)?", words[index + 1]):
+            words[index] = "--resume="
     return words
 
 
@@ -117,26 +113,14 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument(
-        "--save_features",
-        metavar="FILE",
-        type=output_path,
-        help="write the features of the test images as .npz",
-    )
-    parser.add_argument(
-        "--metrics",
-        metavar="FILE",
-        type=output_path,
-        help="write the numbers as JSON, also by identity and pair of cameras",
-    )
-    parser.add_argument(
         "--missing",
         choices=("all",),
         help="evaluate complete triples and the six missing-modality conditions in one pass",
     )
-    parser.add_argument(
-        "--report",
-        metavar="DIR",
-        type=output_path,
-        help="write a folder that shows the results, the ranked lists and the selected patches in a browser",
-    )
+    for option, metavar, what in (
+        ("--save_features", "FILE", "the features of the test images as .npz"),
+        ("--metrics", "FILE", "the numbers as JSON, also by identity and pair of cameras"),
+        ("--report", "DIR", "a folder that shows results, ranked lists and selected patches in a browser"),
+    ):
+        parser.add_argument(option, metavar=metavar, type=output_path, help=f"write {what}")
     return parser.parse_intermixed_args(argv)

@@ -1,4 +1,4 @@
-"""From the configuration to the settings of a run: the only file of this package that reads cfg."""
+"""From the configuration to the options of a run: the only file of this package that reads cfg."""
 
 from __future__ import annotations
 
@@ -8,27 +8,19 @@ import torch
 from yacs.config import CfgNode
 
 from engine.distributed import World
-from engine.run_state import TrainSettings
-from engine.runtime import choose_device, keep_freed_memory
+from engine.runtime import choose_device
+from engine.train import TrainOptions
 
 
 def make_device(cfg: CfgNode, world: World | None = None) -> torch.device:
-    """The device that this process computes on; if it is the CPU, the process keeps the memory it frees."""
+    """The device that this process computes on."""
     local_rank = world.local_rank if world is not None and world.size > 1 else None
-    device = choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID, local_rank)
-    if device.type == "cpu":
-        keep_freed_memory()
-    return device
+    return choose_device(cfg.MODEL.DEVICE, cfg.MODEL.DEVICE_ID, local_rank)
 
 
-def make_train_settings(cfg: CfgNode, data: dict[str, Any] | None = None) -> TrainSettings:
-    """How to train.
-
-    Args:
-        cfg: a configuration.
-        data: see `TrainSettings`.
-    """
-    return TrainSettings(
+def make_train_options(cfg: CfgNode, data: dict[str, Any] | None = None) -> TrainOptions:
+    """The options of training; for `data` see `TrainOptions`."""
+    return TrainOptions(
         epochs=cfg.SOLVER.MAX_EPOCHS,
         clip_grad=cfg.SOLVER.CLIP_GRAD,
         mixed_precision=cfg.SOLVER.AMP,

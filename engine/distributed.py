@@ -1,7 +1,7 @@
 """Several processes that train one model as if they were one.
 
-Every process encodes its part of the batch. What looks at the whole batch, batch normalisation and the mining
-of triplets, gets the features of all processes, so that the result does not depend on their number.
+Every process encodes its part of the batch. Batch normalisation and the mining of triplets get the features
+of all processes, so that the result does not depend on their number.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from structures import UserError, on_one_line
 T = TypeVar("T")
 
 TIME_LIMIT = timedelta(minutes=15)
-"""How long a process waits for the others. While they wait, the first one may read or draw a data set."""
-
+"""How long a process waits for the others, for instance while the first one reads or draws a data set."""
 ANSWER_TIME = timedelta(seconds=5)
-"""After that: how long a process has for saying that it is still there."""
+"""After that: how long a process has to answer that it is still there."""
 
 _LOST_CONTACT = re.compile(r"timed? ?out|closed by peer|connection reset", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, as torchrun tells them in the environment.
+    """The processes of a run, as torchrun describes them in the environment.
 
     Attributes:
         rank: number of this process, from 0.
@@ -49,22 +48,20 @@ class World:
     @staticmethod
     def from_environment() -> World:
         """One process, unless torchrun or another launcher started several."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-        given = {name: os.environ[name] for name in names if name in os.environ}
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        given = {name: os.environ[name] for name in names[:3] if name in os.environ}
         if not given:
             return World()
         for name, text in given.items():
             if not text.isdecimal():
                 raise _environment_error(f"{name} is {text!r}, not a number")
-        missing = [name for name in names[:2] if name not in given]
-        if missing:
-            raise _environment_error(f"{next(iter(given))} is set, but {missing[0]} is not")
+        needed = names[:2] if given.get("WORLD_SIZE") == "1" else names
+        for name in needed:
+            if name not in os.environ:
+                raise _environment_error(f"{next(iter(given))} is set, but {name} is not")
         rank, size = int(given["RANK"]), int(given["WORLD_SIZE"])
         if rank >= size:
             raise _environment_error(f"RANK ({rank}) must be below WORLD_SIZE ({size})")
-        missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-        if size > 1 and missing:
-            raise _environment_error(f"WORLD_SIZE is {size}, but {missing[0]} is not set")
         return World(rank, size, int(given.get("LOCAL_RANK", 0)))
 
     @property
@@ -74,10 +71,7 @@ class World:
 
     @contextmanager
     def joined(self, device: torch.device) -> Iterator[None]:
-        """Connect the processes: nccl between CUDA devices, gloo between CPUs.
-
-        None waits longer than `TIME_LIMIT` for another.
-        """
+        """Connect the processes, with nccl between CUDA devices and gloo between CPUs."""
         if self.size == 1:
             yield
             return
@@ -99,8 +93,7 @@ class World:
                 raise
             raise UserError(
                 f"{_find_lost(roll_call)} has ended, or has not answered for "
-                f"{TIME_LIMIT.total_seconds() / 60:g} minutes; see its messages, "
-                "then go on with --resume"
+                f"{TIME_LIMIT.total_seconds() / 60:g} minutes; see its messages, then continue with --resume"
             ) from error
         dist.destroy_process_group()  # not after an error: it would wait for the others
 
@@ -141,13 +134,13 @@ class World:
 
 def _environment_error(what: str) -> UserError:
     return UserError(
-        f"the environment speaks of several processes: {what}; start them with torchrun, or unset RANK, "
+        f"wrong environment for several processes: {what}; start them with torchrun, or unset RANK, "
         "WORLD_SIZE and LOCAL_RANK to run one"
     )
 
 
 def _find_lost(roll_call: Any) -> str:
-    """Which rank does not answer, called by all that have noticed; only rank 0 can tell among the others."""
+    """Which rank does not answer; called by all that have noticed. Only rank 0 can tell among the others."""
     try:
         dist.monitored_barrier(roll_call, timeout=ANSWER_TIME)
     except RuntimeError as error:

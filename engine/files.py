@@ -1,4 +1,4 @@
-"""Files that matter are written whole or not at all, and only where nothing of the user's is in the way."""
+"""Files are written whole or not at all, and never over something that the user may want to keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -22,11 +22,7 @@ TEMPORARY = r"\.\d+(-[0-9a-f]+)?\.tmp"
 
 
 def check_regular(path: Path) -> bool:
-    """Refuse to write a file where a folder, a symbolic link, a device or the like is.
-
-    Returns:
-        Whether there is a file, which would be replaced.
-    """
+    """Whether there is a file, which would be replaced; folders, links, devices and the like are refused."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -44,12 +40,12 @@ def check_regular(path: Path) -> bool:
 
 
 def check_destination(path: Path, *, replaces: str | None = None, makes_folder: bool = False) -> None:
-    """Refuse a place where no file can be written, or only over somebody else's, before any work is done.
+    """Refuse a path that cannot be written, or only over somebody else's file, before any work is done.
 
     Args:
         path: the file that will be written.
         replaces: ending of the files that may be replaced, such as ".json"; None if there must be no file.
-        makes_folder: whether the folder of the file, if there is none, will be made.
+        makes_folder: whether a missing folder will be made.
     """
     _check_kind(path, replaces)
     folder = path.parent
@@ -95,10 +91,12 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except Exception as error:
-        reason = _reason(path, error, handled)
-        if reason is error:
+        cause = _cause(error, handled)
+        if isinstance(cause, OSError):
+            raise _cannot_be_written(path, cause, "; its earlier version is untouched") from None
+        if cause is error:
             raise
-        raise reason from None
+        raise cause from None
     finally:
         with suppress(OSError):  # it is gone, or was never made; the message is the one above
             temporary.unlink()
@@ -115,29 +113,18 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def _reason(path: Path, error: Exception, handled: BaseException | None) -> BaseException:
-    """What to raise for a write that failed: torch and NumPy may hide the cause in an error of their own.
+def _cause(error: Exception, handled: BaseException | None) -> BaseException:
+    """The interrupt or the OSError that torch or NumPy hide in an error of their own; else the error.
 
-    Args:
-        path: what was to be written.
-        error: what came out of the write.
-        handled: what was being handled before the write, and has nothing to do with it.
+    What was being handled before the write, `handled`, has nothing to do with it.
     """
-    chain = list(_chain(error, handled))
-    for cause in chain:
-        if not isinstance(cause, Exception):  # Ctrl-C
-            return cause
-    for cause in chain:
-        if isinstance(cause, OSError):
-            return _cannot_be_written(path, cause, "; its earlier version is untouched")
-    return error
-
-
-def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from, up to and without `end`."""
-    while error is not None and error is not end:
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link is not handled:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    interrupts = [cause for cause in chain if not isinstance(cause, Exception)]
+    return [*interrupts, *(cause for cause in chain if isinstance(cause, OSError)), error][0]
 
 
 def _cannot_be_written(path: Path, error: Exception, rest: str = "") -> UserError:
@@ -146,17 +133,16 @@ def _cannot_be_written(path: Path, error: Exception, rest: str = "") -> UserErro
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a new name in a folder outlive a power cut, on file systems that can."""
+    """Make a new name in a folder survive a power cut, on file systems that can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
+        with suppress(OSError):
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 def save_bytes(path: Path, content: bytes) -> None:
-    """Save a file whose content is known."""
+    """Save bytes."""
     write_atomically(path, lambda file: file.write(content))
 
 
@@ -178,10 +164,9 @@ def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def take_lock(path: Path) -> IO[bytes] | None:
-    """Lock a file, made if need be and otherwise left as it is.
+    """Lock a file, which is made if necessary; None if another process holds the lock.
 
-    Returns:
-        The open file, which holds the lock as long as it lives; None if another process has it.
+    The open file that is returned holds the lock as long as it lives.
     """
     check_regular(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoint import open_checkpoint
-from engine.checkpoint_check import check_model
+from engine.checkpoint import check_model, open_checkpoint
 from engine.files import save_json
 from engine.train import Trainer
 from evaluation.loop import Evaluate, Model, raw_pixels
@@ -44,7 +43,7 @@ def score_epochs(
         return next(iter(test(model).values()))
 
     # The last and the best epoch.
-    split, epochs = trainer.settings.eval_split, trainer.progress.epochs
+    split, epochs = trainer.options.eval_split, trainer.progress.epochs
     if split == "test":
         last, evaluated = result, [record for record in epochs if split in record]
         chosen = max(evaluated, key=lambda record: main_scores(record[split])["mAP"])  # the first of equals
@@ -93,7 +92,7 @@ def write_metrics(
     found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
     # The table, with a sentence on how the best epoch was chosen.
-    split = trainer.settings.eval_split
+    split = trainer.options.eval_split
     best = summary[BEST_ON[split]]
     how = "chosen by this very score (DeMo's habit); DATASETS.VAL_IDS chooses without the test split"
     if split == "validation":

@@ -1,4 +1,4 @@
-"""Stop a run in an orderly way when the system or the user asks for it."""
+"""Signals: finish the step, save, and stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Ctrl-C, the end of an allocation, the early warning that SLURM can be told to send, a closed terminal."""
-
+"""Ctrl-C, the end of a job, SLURM's early warning, a closed terminal."""
 ECHO_SECONDS = 2.0
-"""A signal this soon after the first one belongs to it: torchrun passes on what the whole group has got."""
-
+"""A signal this soon after the first one belongs to it: torchrun passes on what the whole group received."""
 PR_SET_PDEATHSIG = 1
 """Parameter of Linux's `prctl`, from its sys/prctl.h."""
 
@@ -27,11 +25,7 @@ class StopRequested(Exception):  # noqa: N818 - not an error
 
 
 class RunStopped(Exception):  # noqa: N818 - not an error
-    """A signal has ended the run in an orderly way; everything is saved.
-
-    Attributes:
-        status: exit status of the program, 128 + number of the signal.
-    """
+    """A signal has stopped the run, and everything is saved; `status` is the exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -39,20 +33,19 @@ class RunStopped(Exception):  # noqa: N818 - not an error
 
 
 def leave_children_alone() -> None:
-    """Take back the signal by which torch turns the death of a loader process into an error at any place.
+    """Undo torch's handler that turns the death of a loader process into an error at once.
 
     A stop signal often reaches the loader's processes too. Their end must not interrupt the step that is
-    being finished; torch notices it all the same when the next batch is asked for.
+    being finished; torch still notices it when the next batch is requested.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def stop_with_launcher() -> None:
-    """If torchrun has started this process, have the system send it SIGTERM when torchrun dies.
+    """On Linux: have the system send SIGTERM to this process of torchrun when torchrun dies.
 
     A signal that torchrun does not handle, such as SIGUSR1, ends torchrun without a word to its processes.
-    Only Linux can be told.
     """
     if sys.platform == "linux" and _is_below_torchrun():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -97,8 +90,8 @@ class StopSwitch:
         try:
             yield
         finally:
-            # A torchrun that dies sends one signal for each of its threads, and one that lives repeats what
-            # the group has got: a late one must not end a process that is about to say what it did.
+            # A dying torchrun sends one signal for each of its threads, and a living one repeats what the
+            # group received: a late one must not end a process that is about to report what it saved.
             is_ending = self.signal is not None and _is_below_torchrun()
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)

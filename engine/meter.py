@@ -1,30 +1,40 @@
-"""What the steps of training give: brought to the host while the device goes on, summed, and shown."""
+"""The numbers of training: read while the device works on, checked to be finite, summed, and shown."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from engine.finite import NonFiniteLossError
-from engine.run_state import Progress
+from engine.checkpoint import Progress
+from engine.distributed import World
+from structures import UserError
+
+logger = logging.getLogger(__name__)
+
+MANY_SKIPPED = 0.1
+"""Share of skipped steps in an epoch above which there is a warning."""
+
+
+class NonFiniteLossError(UserError):
+    """The loss, its gradient, the weights or the state of the optimiser became NaN or infinite."""
 
 
 class Reading:
-    """Numbers on their way to the host.
+    """Named scalars of one device on their way to the host.
 
-    On CUDA the copy is queued behind the work that computes them. `wait` waits for that work alone: what has
+    On CUDA the copy is queued after the work that computes them. `wait` waits for that work alone: what has
     been queued since keeps the device busy.
-
-    Args:
-        scalars: by name, all on one device.
     """
 
     def __init__(self, scalars: Mapping[str, Tensor]) -> None:
@@ -41,48 +51,60 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class StepNumbers:
-    """What a step gives.
+class Step:
+    """One step of training.
 
     Attributes:
-        values: the named losses, their sum and the accuracy.
-        gradient_norm: before clipping, on its way to the host.
-        describe_overflow: one sentence for the case that the norm is not finite.
+        epoch: of the step, from 1.
+        number: of the step in the run, from 1.
+        losses: by name, and their sum as `loss`.
+        previous: the losses of the step before.
+        accuracy: share of the samples whose identity the heads predict.
+        images: names of the images in the batch.
     """
 
-    values: Mapping[str, float]
-    gradient_norm: Reading
-    describe_overflow: Callable[[], str]
+    epoch: int
+    number: int
+    losses: Mapping[str, float]
+    previous: Mapping[str, float]
+    accuracy: float
+    images: Sequence[str]
+
+    def error(self, what: str) -> NonFiniteLossError:
+        """The error for a loss or a gradient, `what`, that is not finite, and what to do."""
+
+        def show(values: Mapping[str, float]) -> str:
+            return ", ".join(f"{name} {value:.4g}" for name, value in values.items()) or "none yet"
+
+        return NonFiniteLossError(
+            f"the {what} is not finite in epoch {self.epoch}, step {self.number}: {show(self.losses)}; "
+            f"last good losses: {show(self.previous)}; images: {', '.join(self.images)}; "
+            "lower SOLVER.BASE_LR, set SOLVER.CLIP_GRAD, or set SOLVER.AMP False"
+        )
 
 
+@dataclass(eq=False)
 class Meter:
-    """Keeps account of the steps: sums of the epoch, TensorBoard, and what a log line says.
+    """Records the steps: sums over the epoch, TensorBoard, and the text of log lines.
 
-    Args:
+    Attributes:
         progress: how far the run has come; its `sums` are added to.
-        epochs: length of the run, for the estimate of the time that is left.
+        epochs: length of the run, for the estimate of the remaining time.
         board: TensorBoard; None where another process writes.
-        lag: how many steps later the gradient norm of a step is asked for. It is known at the end of the
-            step; on CUDA, to ask at once would mean to wait until the device has nothing left to do.
-        mixed_precision: steps whose gradients overflow are left out; without it, such a step ends the run.
+        lag: how many steps later the gradient norm of a step is read; on CUDA, reading it at once would
+            leave the device without work.
+        mixed_precision: steps whose gradients overflow are skipped; without it, such a step ends the run.
     """
 
-    def __init__(
-        self,
-        progress: Progress,
-        *,
-        epochs: int,
-        board: SummaryWriter | None,
-        lag: int,
-        mixed_precision: bool,
-    ) -> None:
-        self.progress = progress
-        self.epochs = epochs
-        self.board = board
-        self.lag = lag
-        self.mixed_precision = mixed_precision
-        self._steps: deque[tuple[int, StepNumbers]] = deque()
-        self._run_start = (time.perf_counter(), progress.step)
+    progress: Progress
+    epochs: int
+    board: SummaryWriter | None
+    lag: int
+    mixed_precision: bool
+
+    def __post_init__(self) -> None:
+        self._norms: deque[tuple[Step, Reading]] = deque()
+        self._run_start = (time.perf_counter(), self.progress.step)
 
     def begin_epoch(self, num_steps: int, rates: Mapping[str, float]) -> None:
         """A new epoch of `num_steps` steps, with the learning rates of the parameter groups."""
@@ -91,68 +113,116 @@ class Meter:
         self._num_images = 0
         self._epoch_start = time.perf_counter()
 
-    def book(self, numbers: StepNumbers, num_images: int) -> None:
-        """Take down the step that `progress` has counted last."""
-        step = self.progress.step
+    def record_step(self, step: Step, gradient_norm: Reading, num_images: int) -> None:
+        """Record a step that was taken; the norm of its gradient is read `lag` steps later."""
+        self.progress.step += 1
+        self.progress.steps_in_epoch += 1
         self._num_images += num_images
-        self._add(numbers.values, step)
+        self._add({**step.losses, "accuracy": step.accuracy}, step.number)
         for name, rate in self._rates.items():
-            self.scalar("lr/" + re.sub(r"\W+", "_", name), rate, step)
-        self._steps.append((step, numbers))
-        self._settle(keep=self.lag)
+            self._draw("lr/" + re.sub(r"\W+", "_", name), rate, step.number)
+        self._norms.append((step, gradient_norm))
+        self.flush(keep=self.lag)
 
-    def settle(self) -> None:
-        """Take down all that is still on its way."""
-        self._settle(keep=0)
-
-    def _settle(self, keep: int) -> None:
-        while len(self._steps) > keep:
-            step, numbers = self._steps.popleft()
-            norm = numbers.gradient_norm.wait()["gradient_norm"]
+    def flush(self, keep: int = 0) -> None:
+        """Read the gradient norms that are still on their way, all but the last `keep`."""
+        while len(self._norms) > keep:
+            step, reading = self._norms.popleft()
+            norm = reading.wait()["gradient_norm"]
             if not math.isfinite(norm) and not self.mixed_precision:  # the step was taken
-                raise NonFiniteLossError(numbers.describe_overflow())
-            # Mixed precision leaves out a step whose gradients overflow, and lowers its scale.
-            self._add({"gradient_norm": norm} if math.isfinite(norm) else {"skipped_steps": 1.0}, step)
+                raise step.error("gradient")
+            # Mixed precision skips a step whose gradients overflow, and lowers its scale.
+            self._add({"gradient_norm": norm} if math.isfinite(norm) else {"skipped_steps": 1.0}, step.number)
 
     def _add(self, values: Mapping[str, float], step: int) -> None:
         sums = self.progress.sums
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
-            self.scalar(f"train/{name}", value, step)
+            self._draw(f"train/{name}", value, step)
 
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        """A point of a curve in TensorBoard."""
+    def _draw(self, tag: str, value: float, step: int) -> None:
         if self.board is not None:
             self.board.add_scalar(tag, value, step)
 
+    def end_epoch(self, epoch: int) -> dict[str, float]:
+        """The means of the epoch; stops if mixed precision has skipped all of its steps, warns if many."""
+        self.flush()
+        skipped, steps = int(self.progress.sums.get("skipped_steps", 0)), self.progress.steps_in_epoch
+        if skipped and skipped == steps:
+            raise NonFiniteLossError(
+                f"no step of epoch {epoch} was taken: the gradients of all its steps overflowed in mixed "
+                "precision; set SOLVER.AMP False, or lower SOLVER.BASE_LR"
+            )
+        if skipped > MANY_SKIPPED * steps:
+            logger.warning(
+                "epoch %d: mixed precision skipped %d of %d steps, whose gradients overflowed; if this "
+                "continues, set SOLVER.AMP False or lower SOLVER.BASE_LR",
+                epoch,
+                skipped,
+                steps,
+            )
+        return self.means()
+
     def means(self) -> dict[str, float]:
-        """Means over the steps of the epoch."""
+        """Means over the steps of the epoch so far."""
         return {name: total / self.progress.steps_in_epoch for name, total in self.progress.sums.items()}
 
     def status(self) -> str:
-        """The state of the epoch for the progress bar."""
+        """The state of the epoch and the remaining time, for the progress bar."""
         means = self.means()
         speed = self._num_images / (time.perf_counter() - self._epoch_start)
-        return f"loss {means['loss']:.3f} accuracy {means['accuracy']:.1%} {speed:.0f} images/s"
+        text = f"loss {means['loss']:.3f} accuracy {means['accuracy']:.1%} {speed:.0f} images/s"
+        return f"{text} ETA {self.remaining()}"
 
     def details(self) -> str:
-        """What a log line tells besides."""
-        known = max(self.progress.steps_in_epoch - len(self._steps), 1)
+        """What a log line says besides."""
+        known = max(self.progress.steps_in_epoch - len(self._norms), 1)
         norm = self.progress.sums.get("gradient_norm", math.nan) / known
         rates = " ".join(f"{name} {rate:.2e}" for name, rate in self._rates.items())
         return f"gradient {norm:.2f} lr {rates}"
 
-    def remaining(self) -> str:
+    def remaining(self) -> timedelta:
         """Estimated time to the end of training."""
         start, first_step = self._run_start
         left = max(self.epochs * self._num_steps - self.progress.step, 0)
         seconds = (time.perf_counter() - start) * left / max(self.progress.step - first_step, 1)
-        return format_duration(seconds)
+        return timedelta(seconds=round(seconds))
 
 
-def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds; days in front of them where there are any: `1d 02:03:04`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{f'{days}d ' if days else ''}{hours:02}:{minutes:02}:{seconds:02}"
+def gradient_norm(parameters: Iterable[nn.Parameter], limit: float = 0.0) -> Tensor:
+    """The norm of all gradients, before they are clipped to `limit`; with 0 they stay as they are."""
+    if limit:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def check_state(model: nn.Module, optimizer: Optimizer, world: World, step: int) -> None:
+    """Stop if weights, or the state of the optimiser, are not finite in any process after a step."""
+    moments = {
+        f"{entry} of {name}": value
+        for name, parameter in model.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+    problems = [
+        f"the {what} not finite ({len(bad)} of {len(tensors)} tensors, first {bad[0]})"
+        for what, tensors in (("weights are", model.state_dict()), ("state of the optimiser is", moments))
+        if (bad := find_non_finite(tensors))
+    ]
+    for problem in filter(None, world.gather_objects("".join(problems[:1]))):
+        raise NonFiniteLossError(
+            f"{problem} after step {step}; lower SOLVER.BASE_LR, or set SOLVER.CLIP_GRAD"
+        )
+
+
+def find_non_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that hold NaN or an infinite number; the host waits for the device once."""
+    checked = {name: value for name, value in tensors.items() if value.is_floating_point() and value.numel()}
+    if not checked:
+        return []
+    # The largest absolute value of each: unlike the sum of squares, it overflows for no finite number.
+    peaks = torch._foreach_norm(list(checked.values()), math.inf)
+    device = peaks[0].device  # Adam may count its steps on the host
+    finite = torch.stack([peak.to(device, torch.float64) for peak in peaks]).isfinite().tolist()
+    return [name for name, is_finite in zip(checked, finite, strict=True) if not is_finite]

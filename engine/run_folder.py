@@ -11,7 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -46,7 +46,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
     Args:
         folder: where the run writes.
         overwrite: the folder may hold an earlier run, which `reset_run_folder` removes.
-        resume: go on with the run that the folder holds.
+        resume: continue the run that the folder holds.
     """
     if overwrite and resume:
         raise UserError("--resume and --overwrite contradict each other; give one of them")
@@ -57,7 +57,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         earlier = _earlier_run(folder)
         if earlier and not (overwrite or resume):
             raise UserError(
-                f"{folder} already holds a run ({earlier[0]}); add --resume to go on with it, "
+                f"{folder} already holds a run ({earlier[0]}); add --resume to continue it, "
                 "--overwrite to replace it, or choose another OUTPUT_DIR"
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,38 +73,26 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
 
 def _lock(folder: Path) -> None:
     """Refuse a folder that another process writes into; the lock ends with this process."""
-    place = folder.resolve()
-    if place in _locks:
-        return
-    file = take_lock(folder / ".lock")
-    if file is None:
-        raise UserError(f"{folder} is in use by another run; wait for it, or choose another OUTPUT_DIR")
-    _locks[place] = file
+    path = folder.resolve()
+    if path not in _locks:
+        file = take_lock(folder / ".lock")
+        if file is None:
+            raise UserError(f"{folder} is in use by another run; wait for it, or choose another OUTPUT_DIR")
+        _locks[path] = file
 
 
 def _earlier_run(folder: Path) -> list[str]:
-    """The names of the files of a run that has begun; a configuration alone is no run yet."""
+    """The names of the files of a run that has begun; a configuration alone is not a run yet."""
     listed = {*(_read_list(folder) or ()), *MAIN_FILES} - {"config.yml"}
-    return sorted(name for name in listed if _is_there(folder / name))
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is anything under this name, also a link to nowhere."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
+    return sorted(name for name in listed if os.path.lexists(folder / name))
 
 
 def _read_list(folder: Path) -> set[str] | None:
-    """The files that the run in a folder has written; None if it kept no list, as before version 2."""
+    """The files that the run in a folder has written; None if it has no list, as before version 2."""
     path = folder / LIST
     try:
-        names = json.loads(path.read_text())["files"] if path.is_file() else None
+        names = list(json.loads(path.read_text() if path.is_file() else "")["files"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    if not isinstance(names, list):
         return None
     return {name for name in names if isinstance(name, str) and re.fullmatch(_RUN_FILE, name)}
 
@@ -127,11 +115,7 @@ def list_new_events(folder: Path) -> Iterator[None]:
 
 
 def check_outputs(*outputs: tuple[Path | None, str]) -> None:
-    """Refuse places where the results of an evaluation cannot be written, before it starts.
-
-    Args:
-        outputs: files that will be written, if they are named, and the ending of those that each may replace.
-    """
+    """Refuse paths where results cannot be written; each with the ending of the files that it may replace."""
     wanted = [(path, ending) for path, ending in outputs if path is not None]
     for path, ending in wanted:
         check_destination(path, replaces=ending)
@@ -142,33 +126,25 @@ def check_outputs(*outputs: tuple[Path | None, str]) -> None:
 
 
 def _check_files(folder: Path, *, resume: bool, later: Sequence[str] = ()) -> None:
-    """Refuse a folder in which something that no run wrote is where the run will write.
+    """Refuse a folder in which the run would replace a file that no run wrote.
 
-    Args:
-        folder: the run folder.
-        resume: whether the run goes on. One without a list is believed to have written `MAIN_FILES`.
-        later: names of the checkpoints that the run will keep.
+    A run that continues and has no list is believed to have written `MAIN_FILES`. `later` are the names of
+    the checkpoints that the run will keep.
     """
     check_regular(folder / LIST)
-    for board in (BOARD, EVALUATION_BOARD):
-        _check_board(folder / board)
+    for board in (folder / BOARD, folder / EVALUATION_BOARD):
+        if board.is_symlink() or (board.exists() and not board.is_dir()):
+            raise UserError(
+                f"{board} is a file or a link, not a folder; remove it or choose another OUTPUT_DIR"
+            )
     listed = _read_list(folder)
     for name in sorted({*(listed or ()), *MAIN_FILES, *later}):
         path = folder / name
         is_ours = name in listed if listed is not None else resume and name in MAIN_FILES
-        if _is_there(path) and check_regular(path) and not is_ours:
+        if check_regular(path) and not is_ours:
             raise UserError(
                 f"{path} is not in {LIST}, the list of what the run in this folder wrote, and is left alone; "
                 "move it away or choose another OUTPUT_DIR"
-            )
-
-
-def _check_board(board: Path) -> None:
-    """Refuse a folder of TensorBoard that is a file or lies elsewhere."""
-    with suppress(FileNotFoundError, NotADirectoryError):
-        if not stat.S_ISDIR(board.lstat().st_mode):
-            raise UserError(
-                f"{board} is a file or a link, not a folder; remove it or choose another OUTPUT_DIR"
             )
 
 
@@ -181,33 +157,23 @@ def _remove_half_written(folder: Path) -> None:
 
 
 def reset_run_folder(folder: Path, config: str, *, keep: bool, checkpoints: Sequence[str] = ()) -> None:
-    """Now that everything is ready: remove what an earlier run wrote, and nothing else; save the settings.
+    """Once everything is ready: remove what an earlier run wrote, and nothing else; save the configuration.
 
     Args:
         folder: the run folder.
         config: the configuration as YAML.
-        keep: do not remove anything, since the run goes on.
-        checkpoints: names of the files that the run will keep beside the last and the best.
+        keep: do not remove anything, since the run continues.
+        checkpoints: names of the files that the run will keep besides last.pth and best.pth.
     """
     if not World.from_environment().is_main:
         return
     _check_files(folder, resume=keep, later=checkpoints)
-    if not keep:
-        _remove_run(folder)
-    list_run_files(folder, MAIN_FILES)
-    save_text(folder / "config.yml", config)
-
-
-def _remove_run(folder: Path) -> None:
-    """Remove the files of an earlier run, and then their list."""
     try:
-        for name in sorted(_read_list(folder) or ()):
+        for name in () if keep else (*sorted(_read_list(folder) or ()), LIST):
             (folder / name).unlink(missing_ok=True)
-        for board in (EVALUATION_BOARD, BOARD):
-            with suppress(OSError):  # there is none, or there are other files in it
-                (folder / board).rmdir()
-        (folder / LIST).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"the earlier run in {folder} cannot be removed: {error.strerror}; choose another OUTPUT_DIR"
         ) from None
+    list_run_files(folder, MAIN_FILES)
+    save_text(folder / "config.yml", config)

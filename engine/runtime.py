@@ -1,41 +1,43 @@
-"""What every command needs before it works: log, seed, device, and a word on the software."""
+"""What every command needs before it works: log, seed, device, and a record of what it is computed with."""
 
 from __future__ import annotations
 
-import ctypes
+import io
 import logging
+import os
 import platform
 import random
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
-from engine.console import Console, LogFile, prepare_streams
 from engine.distributed import World
 from structures import UserError
 
 logger = logging.getLogger(__name__)
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Parameters of glibc's `mallopt`, from its malloc.h."""
+CLOSED_PIPE = 141
+"""Exit status of a command whose output nobody reads any more: 128 + SIGPIPE, as for other programs."""
 
 
 def setup_log(log_file: Path | None = None, *, is_main: bool | None = None) -> None:
-    """Log to the console and to `log_file`; other processes than the main one log errors alone.
+    """Log to the console and to `log_file`; processes other than the main one log errors only.
 
-    Args:
-        log_file: None for the console alone.
-        is_main: whether this is the main process; None to ask the environment, which may be wrong.
+    Whether this is the main process is read from the environment, which may be wrong, unless it is given.
     """
     if is_main is None:
         is_main = World.from_environment().is_main
-    handlers: list[logging.Handler] = []
-    if log_file is not None and is_main:
-        handlers.append(LogFile(log_file))
-    handlers.insert(0, Console(may_fail=bool(handlers) or not is_main))
-    prepare_streams()
+    _prepare_streams()
+    log_file = log_file if is_main else None
+    handlers: list[logging.Handler] = [_Console(may_fail=log_file is not None or not is_main)]
+    if log_file is not None:
+        handlers.append(_LogFile(log_file))
     root = logging.getLogger()
     root.setLevel(logging.INFO if is_main else logging.ERROR)
     root.handlers.clear()
@@ -43,6 +45,64 @@ def setup_log(log_file: Path | None = None, *, is_main: bool | None = None) -> N
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         root.addHandler(handler)
     logging.captureWarnings(True)
+
+
+def _prepare_streams() -> None:
+    """Show letters that a stream cannot encode by their codes; replace a stream that is closed already."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed with >&-
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process lives
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _Console(logging.Handler):
+    """Writes log lines above the progress bar.
+
+    Args:
+        may_fail: the log also goes to a file, or does not matter. Then a console that fails is given up with
+            a warning. Otherwise it ends the command: silently for a closed pipe, else with a sentence.
+    """
+
+    def __init__(self, *, may_fail: bool) -> None:
+        super().__init__()
+        self.may_fail = may_fail
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            tqdm.write(self.format(record))
+            sys.stdout.flush()
+        except OSError as error:
+            # From now on the standard output, with what its buffer holds, goes nowhere.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
+            if self.may_fail:
+                logger.warning("the console cannot be written (%s); the log continues in its file", error)
+                return
+            if isinstance(error, BrokenPipeError):
+                raise SystemExit(CLOSED_PIPE) from None
+            with suppress(OSError):
+                sys.stderr.write(f"the output cannot be written ({error})\n")
+            raise SystemExit(2) from None
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that may become unwritable: one warning on the console, and the run continues."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace")
+        self._warned = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._warned:
+            self._warned = True
+            message = "%s cannot be written (%s); the log continues on the console"
+            logger.warning(message, self.baseFilename, error)
 
 
 def seed_everything(seed: int) -> None:
@@ -77,20 +137,6 @@ def choose_device(name: str, device_id: str, local_rank: int | None = None) -> t
     return torch.device("cuda", int(device_id))
 
 
-def keep_freed_memory() -> None:
-    """Keep memory that was freed in this process, for what comes next. For processes that compute on the CPU.
-
-    By default the C library gives large blocks back to the system and asks for them again, several times in a
-    step. The system then clears them page by page, which can take longer than the work on them. The peak of
-    memory stays what it was. Only glibc can be told; elsewhere nothing happens.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform.libc_ver()[0] == "glibc" else None
-    if mallopt is not None:
-        mallopt(M_MMAP_MAX, 0)  # no block is mapped by itself, whatever its size
-        mallopt(M_TRIM_THRESHOLD, -1)  # the end of the heap is never given back
-    logger.debug("freed memory is %s", "kept" if mallopt is not None else "left to the C library")
-
-
 def git_commit() -> str:
     """The commit of this checkout, shortened; "unknown" without git or without a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
@@ -104,6 +150,31 @@ def git_commit() -> str:
 def describe_software() -> str:
     """Versions and commit, for the log."""
     return (
-        f"commit {git_commit()}, torch {torch.__version__}, {torch.get_num_threads()} CPU threads, "
-        f"{torch.cuda.device_count()} CUDA devices, {World.from_environment().size} processes"
+        f"commit {git_commit()}, torch {torch.__version__}, CPU threads: {torch.get_num_threads()}, "
+        f"CUDA devices: {torch.cuda.device_count()}, processes: {World.from_environment().size}"
     )
+
+
+def describe_environment(device: torch.device, world: World) -> dict[str, Any]:
+    """What a run is computed with, for its checkpoint: on the CPU, the same gives the same bits."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),  # a class of its own, which no checkpoint may hold
+        "processor": _processor_name(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "processes": world.size,
+    }
+
+
+def _processor_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def compare_environments(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What has changed, as `threads 2 → 1, …`; empty if nothing has."""
+    changed = [name for name in now if name in before and before[name] != now[name]]
+    return ", ".join(f"{name} {before[name]} → {now[name]}" for name in changed)

@@ -31,7 +31,7 @@ def test_a_stopped_run_says_how_to_go_on(
     with pytest.raises(SystemExit) as caught:
         run_command(command)
     assert caught.value.code == 143
-    assert caplog.records[-1].message.endswith(f"go on with: python train_net.py {RESUME_COMMANDS[words]}")
+    assert caplog.records[-1].message.endswith(f"continue with: python train_net.py {RESUME_COMMANDS[words]}")
 
 
 def test_several_processes_go_on_with_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,9 +202,9 @@ LEFTOVERS = {
     "RANK=first WORLD_SIZE=2": "RANK is 'first', not a number",
     "RANK=-1 WORLD_SIZE=2": "RANK is '-1', not a number",
     "RANK=0 WORLD_SIZE=": "WORLD_SIZE is '', not a number",
-    "RANK=2 WORLD_SIZE=2": "RANK (2) must be below WORLD_SIZE (2)",
-    "RANK=0 WORLD_SIZE=2": "WORLD_SIZE is 2, but LOCAL_RANK is not set",
-    "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0": "WORLD_SIZE is 2, but MASTER_ADDR is not set",
+    "RANK=2 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=x MASTER_PORT=1": "RANK (2) must be below WORLD_SIZE (2)",
+    "RANK=0 WORLD_SIZE=2": "RANK is set, but LOCAL_RANK is not",
+    "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0": "RANK is set, but MASTER_ADDR is not",
 }
 
 

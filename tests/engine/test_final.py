@@ -17,11 +17,10 @@ from conftest import ToyModel, make_triples
 from engine.checkpoint import describe_choice, load_checkpoint
 from engine.files import save_json
 from engine.final import read_history, score_epochs, write_metrics
-from engine.run_state import TrainSettings
-from engine.train import Trainer
+from engine.train import Trainer, TrainOptions
 from evaluation.build import make_evaluate
 from evaluation.loop import Evaluate
-from evaluation.ranking import score_ranks
+from evaluation.ranking import score_queries
 from evaluation.result import EvaluationResult, main_scores
 from structures import ModalBatch, UserError
 
@@ -50,7 +49,7 @@ def make_trainer(tmp_path: Path, toy_model: ToyModel, make_batch: BatchMaker) ->
             evaluate=results(*scores),
             device=torch.device("cpu"),
             folder=tmp_path,
-            settings=TrainSettings(epochs=epochs, eval_split=split),
+            options=TrainOptions(epochs=epochs, eval_split=split),
         )
 
     return make
@@ -261,11 +260,11 @@ def test_from_the_end_of_an_epoch_to_its_ap_there_are_five_calls(
     trainer.evaluate = test_split
     chains: list[list[str]] = []
 
-    def traced(*args: Any) -> Any:
+    def traced(*args: Any, **options: Any) -> Any:
         chains.append([frame.name for frame in traceback.extract_stack() if not frame.name.startswith("<")])
-        return score_ranks(*args)
+        return score_queries(*args, **options)
 
-    monkeypatch.setattr("evaluation.ranking.score_ranks", traced)
+    monkeypatch.setattr("evaluation.ranking.score_queries", traced)
     trainer.run()
     (chain,) = chains
     expected = ["run", "_run_epoch", "_evaluate_epoch", "evaluate", "score_retrieval", "traced"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from config import load_config
-from conftest import SMALL_MODEL
-from engine.finite import NonFiniteLossError
-from engine.meter import Meter, Reading, StepNumbers, format_duration
-from engine.run_state import Progress, TrainSettings
-from engine.train import Trainer
+from conftest import SMALL_MODEL, ToyModel
+from engine.checkpoint import Progress
+from engine.distributed import World
+from engine.meter import Meter, NonFiniteLossError, Reading, Step, check_state, find_non_finite
+from engine.train import Trainer, TrainOptions
 from evaluation.result import EvaluationResult
 from modeling.make_model import make_model
 from solver.build import make_criterion, make_optimizer, make_schedule
@@ -39,14 +40,11 @@ def measured(lag: int, *, mixed_precision: bool = True) -> Meter:
     """A meter after three steps, the second of which overflowed."""
     board: Any = ToyBoard()
     progress = Progress(epoch=1, step=10)
-    meter = Meter(progress, epochs=3, board=board, lag=lag, mixed_precision=mixed_precision)
+    meter = Meter(progress, 3, board, lag, mixed_precision)
     meter.begin_epoch(3, {"heads + backbone": 0.5})
     for loss, norm in zip((1.0, 2.0, 6.0), NORMS, strict=True):
-        progress.step += 1
-        progress.steps_in_epoch += 1
-        reading = Reading({"gradient_norm": torch.tensor(norm)})
-        numbers = StepNumbers({"loss": loss, "accuracy": 0.5}, reading, lambda: "the second step is bad")
-        meter.book(numbers, num_images=12)
+        step = Step(1, progress.step + 1, {"loss": loss}, {}, accuracy=0.5, images=())
+        meter.record_step(step, Reading({"gradient_norm": torch.tensor(norm)}), num_images=12)
     return meter
 
 
@@ -58,8 +56,8 @@ def test_a_reading_gives_the_numbers_by_name() -> None:
 @pytest.mark.parametrize("lag", [0, 1, 2])
 def test_every_number_ends_in_the_sums_and_in_tensorboard_at_its_own_step(lag: int) -> None:
     meter = measured(lag)
-    meter.settle()
-    meter.settle()  # nothing is counted twice
+    meter.flush()
+    meter.flush()  # nothing is counted twice
     assert meter.progress.sums == {
         "loss": 9.0,
         "accuracy": 1.5,
@@ -84,16 +82,8 @@ def test_a_norm_that_is_still_on_its_way_does_not_spoil_the_mean() -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_without_mixed_precision_a_norm_that_is_not_finite_ends_the_run_when_it_is_read(lag: int) -> None:
-    with pytest.raises(NonFiniteLossError, match="the second step is bad"):
+    with pytest.raises(NonFiniteLossError, match="the gradient is not finite in epoch 1, step 12: loss 2"):
         measured(lag, mixed_precision=False)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "00:00:00"), (3723, "01:02:03"), (86399.6, "1d 00:00:00"), (93784, "1d 02:03:04")],
-)
-def test_durations_of_more_than_a_day_show_the_days(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
 
 
 def test_the_remaining_time_does_not_wrap_at_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +91,7 @@ def test_the_remaining_time_does_not_wrap_at_a_day(monkeypatch: pytest.MonkeyPat
     meter = measured(lag=0)
     meter.epochs = 7  # 21 steps, of which 8 are left
     monkeypatch.setattr("time.perf_counter", lambda: 3 * 36000.0)
-    assert meter.remaining() == "3d 08:00:00"
+    assert str(meter.remaining()) == "3 days, 8:00:00"
 
 
 class Questions(TorchDispatchMode):
@@ -182,7 +172,7 @@ def test_a_step_asks_nothing_of_the_device(
         evaluate=evaluate,
         device=torch.device("cpu"),
         folder=tmp_path,
-        settings=TrainSettings(epochs=1, clip_grad=cfg.SOLVER.CLIP_GRAD),
+        options=TrainOptions(epochs=1, clip_grad=cfg.SOLVER.CLIP_GRAD),
     )
     trainer.lag = 1  # as on CUDA; on the CPU, where there is nothing to wait for, the gradient norm is read
     weight: Tensor = next(model.parameters())
@@ -191,3 +181,40 @@ def test_a_step_asks_nothing_of_the_device(
         trainer._train_step(batch, epoch=1)
     assert questions.asked == []
     assert not torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 4999, 10006])
+def test_one_bad_number_among_many_is_found(bad: float, place: int) -> None:
+    spoiled = torch.ones(10007)
+    spoiled[place] = bad
+    tensors = {
+        "good": torch.zeros(3),
+        "large": torch.full((4,), 3e38),  # finite, but its square is not
+        "spoiled": spoiled,
+        "half": torch.tensor([65504.0], dtype=torch.float16),
+        "double": torch.tensor(1e300, dtype=torch.float64),
+        "count": torch.tensor(7),
+        "empty": torch.zeros(0),
+    }
+    assert find_non_finite(tensors) == ["spoiled"]
+    del tensors["spoiled"]
+    assert find_non_finite(tensors) == []
+    assert find_non_finite({}) == []
+
+
+def test_weights_and_the_state_of_the_optimiser_are_named(toy_model: ToyModel) -> None:
+    optimizer = torch.optim.Adam(toy_model.parameters())
+    check_state(toy_model, optimizer, World(), step=0)  # no step was taken: there is no state yet
+    for parameter in toy_model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    check_state(toy_model, optimizer, World(), step=1)
+    optimizer.state[toy_model.linear.bias]["exp_avg_sq"][1] = math.inf
+    message = "the state of the optimiser is not finite (1 of 6 tensors, first exp_avg_sq of linear.bias)"
+    with pytest.raises(NonFiniteLossError, match=re.escape(message)):
+        check_state(toy_model, optimizer, World(), step=1)
+    toy_model.linear.weight.data[0, 0] = math.nan
+    message = "the weights are not finite (1 of 2 tensors, first linear.weight) after step 1; lower"
+    with pytest.raises(NonFiniteLossError, match=re.escape(message)):
+        check_state(toy_model, optimizer, World(), step=1)

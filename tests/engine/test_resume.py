@@ -36,7 +36,7 @@ def test_settings_that_alter_the_result_are_refused(tmp_path: Path, mini_setting
     train_entry.main([*arguments, "SOLVER.MAX_EPOCHS", "3", "--resume", "--force"])
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "SOLVER.LOG_PERIOD changed from 10 to 1" in log
-    assert "resuming after 2 epochs and 0 steps" in log
+    assert "resuming after epochs: 2, steps: 0" in log
     assert "epoch 3: test mAP" in log
     with pytest.raises(UserError, match="contradict"):
         train_entry.main([*arguments, "--resume", "--overwrite"])

@@ -244,8 +244,14 @@ def test_a_large_gallery_is_ranked_for_few_queries_at_once(monkeypatch: pytest.M
     num_queries, num_gallery = retrieval.distances.shape
     whole = score_queries(retrieval)
     sizes = []
-    of = retrieval.distances.of
-    monkeypatch.setattr(retrieval.distances, "of", lambda rows: sizes.append(len(of(rows))) or of(rows))
+    make_rows = retrieval.distances.of
+
+    def counted(queries: slice) -> np.ndarray:
+        rows = make_rows(queries)
+        sizes.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(retrieval.distances, "of", counted)
     monkeypatch.setattr(module, "CHUNK_BYTES", 4 * num_gallery * 4)
     for name, found in vars(score_queries(retrieval)).items():
         np.testing.assert_array_equal(found, getattr(whole, name))

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from config import load_config
 from conftest import make_result
-from engine.run_state import TrainSettings
-from engine.train import Trainer
+from engine.train import Trainer, TrainOptions
 from fill import fill
 from modeling.hdm import QueryAttention
 from modeling.make_model import make_model
@@ -107,7 +106,7 @@ def test_training_follows_the_original_step_by_step(
         evaluate=lambda model, check_stop: {"complete": NOT_EVALUATED},
         device=torch.device("cpu"),
         folder=tmp_path,
-        settings=TrainSettings(epochs=3, eval_period=3),
+        options=TrainOptions(epochs=3, eval_period=3),
     ).run()
 
     assert losses == pytest.approx([step["loss"] for step in recorded["steps"]], rel=TOLERANCE)

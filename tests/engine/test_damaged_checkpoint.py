@@ -10,9 +10,8 @@ import torch
 from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
 from conftest import ToyModel
-from engine.checkpoint import load_checkpoint, open_checkpoint, random_states, save_checkpoint
-from engine.run_state import Progress, TrainSettings
-from engine.train import Trainer
+from engine.checkpoint import Progress, load_checkpoint, open_checkpoint, random_states, save_checkpoint
+from engine.train import Trainer, TrainOptions
 from structures import ModalBatch, UserError
 
 Content = dict[str, Any]
@@ -36,7 +35,7 @@ def make_trainer(
             evaluate=results(0.2, 0.3),
             device=torch.device("cpu"),
             folder=tmp_path,
-            settings=TrainSettings(epochs=1, config="MODEL: {}\n"),
+            options=TrainOptions(epochs=1, config="MODEL: {}\n"),
         )
 
     return make
@@ -78,63 +77,81 @@ SCORES = ("progress", "epochs", 0, "test", "pattern_1")
 NUMPY = ("MT19937", torch.zeros(624, dtype=torch.int64), 10**6, 0, 0.0)
 
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "no weights": (_without("model"), "no entry 'model'"),
-    "no optimiser": (_without("optimizer"), "no entry 'optimizer'"),
-    "no random states": (_without("random"), "no entry 'random'"),
-    "no configuration": (_without("config"), "no entry 'config'"),
-    "weights that are a list": (_put("model", value=[1]), "its weights cannot be read"),
+    "no weights": (_without("model"), "model cannot be used"),
+    "no optimiser": (_without("optimizer"), "optimizer cannot be used"),
+    "no random states": (_without("random"), "random cannot be used"),
+    "no configuration": (_without("config"), "config cannot be used"),
+    "weights that are a list": (_put("model", value=[1]), "model cannot be used"),
     "a weight missing": (_without(*WEIGHT), r"linear\.weight is missing"),
-    "a weight too many": (_put("model", "more", value=torch.zeros(1)), "no place for more"),
+    "a weight too many": (_put("model", "more", value=torch.zeros(1)), "model.more is unexpected"),
     "a weight of another shape": (_put(*WEIGHT, value=torch.zeros(9, 9)), r"has shape \(9, 9\)"),
     "a weight of 8-bit numbers": (_put(*WEIGHT, value=torch.zeros(4, 9, dtype=torch.int8)), "holds int8"),
     "a weight of switches": (_put(*WEIGHT, value=torch.zeros(4, 9, dtype=torch.bool)), "holds bool"),
     "a sparse weight": (_put(*WEIGHT, value=torch.zeros(4, 9).to_sparse()), "not a plain array"),
     "a weight without content": (_put(*WEIGHT, value=torch.zeros(4, 9, device="meta")), "not a plain array"),
-    "a weight that is a text": (_put(*WEIGHT, value="0.1"), "is no tensor"),
-    "an optimiser that is a number": (_put("optimizer", value=3), "its optimiser cannot be read"),
-    "groups that are a number": (_put("optimizer", "param_groups", value=3), "its optimiser cannot be read"),
-    "no groups": (_put("optimizer", "param_groups", value=[]), "other groups of parameters"),
-    "a group without parameters": (_without("optimizer", "param_groups", 0, "params"), "other groups"),
-    "a state of another shape": (_put(*ADAM, "exp_avg", value=torch.zeros(2)), r"exp_avg .* shape \(2,\)"),
+    "a weight that is a text": (_put(*WEIGHT, value="0.1"), "is not a tensor"),
+    "an optimiser that is a number": (_put("optimizer", value=3), "optimizer cannot be used"),
+    "groups that are a number": (
+        _put("optimizer", "param_groups", value=3),
+        "optimizer.param_groups cannot be used",
+    ),
+    "no groups": (_put("optimizer", "param_groups", value=[]), "optimizer.param_groups cannot be used"),
+    "a group without parameters": (
+        _without("optimizer", "param_groups", 0, "params"),
+        "optimizer.param_groups cannot be used",
+    ),
+    "a state of another shape": (
+        _put(*ADAM, "exp_avg", value=torch.zeros(2)),
+        r"optimizer\.state\.0\.exp_avg has shape \(2,\)",
+    ),
     "a state of other numbers": (
         _put(*ADAM, "exp_avg_sq", value=torch.zeros(4, 9, dtype=torch.float64)),
         "holds float64",
     ),
-    "a state missing": (_without(*ADAM, "exp_avg"), "of another kind than SOLVER.OPTIMIZER_NAME, or damaged"),
-    "a state of no parameter": (_put("optimizer", "state", 7, value={}), "an entry of no parameter"),
-    "a negative step": (_put(*ADAM, "step", value=torch.tensor(-1.0)), "not a count of steps"),
-    "a step of several numbers": (_put(*ADAM, "step", value=torch.ones(2)), "not a count of steps"),
-    "a scaler that is a list": (_put("scaler", value=[1]), "its scaler of mixed precision"),
-    "half a scaler": (_put("scaler", value={"scale": 2.0}), "its scaler of mixed precision"),
-    "progress without an epoch": (_without("progress", "epoch"), "its progress cannot be read"),
-    "an unknown kind of progress": (_put("progress", "mood", value=1), "its progress cannot be read"),
+    "a state missing": (_without(*ADAM, "exp_avg"), "optimizer.state.0.exp_avg is missing"),
+    "a state of no parameter": (_put("optimizer", "state", 7, value={}), "optimizer.state.7 is unexpected"),
+    "a negative step": (
+        _put(*ADAM, "step", value=torch.tensor(-1.0)),
+        "optimizer.state.0.step cannot be used",
+    ),
+    "a step of several numbers": (
+        _put(*ADAM, "step", value=torch.ones(2)),
+        "optimizer.state.0.step cannot be used",
+    ),
+    "a scaler that is a list": (_put("scaler", value=[1]), "scaler cannot be used"),
+    "half a scaler": (_put("scaler", value={"scale": 2.0}), "scaler.growth_factor is missing"),
+    "progress without an epoch": (_without("progress", "epoch"), "progress.epoch is missing"),
+    "an unknown kind of progress": (_put("progress", "mood", value=1), "progress.mood is unexpected"),
     "an epoch that is a text": (
         _put("progress", "epoch", value="1"),
-        "epoch in its progress is not a whole number",
+        "progress.epoch cannot be used",
     ),
-    "a negative epoch": (_put("progress", "epoch", value=-1), "numbers that cannot be"),
-    "epochs that were never recorded": (_put("progress", "epoch", value=10**12), "records of the epochs"),
+    "a negative epoch": (_put("progress", "epoch", value=-1), "progress.epoch cannot be used"),
+    "epochs that were never recorded": (
+        _put("progress", "epoch", value=10**12),
+        "progress.epochs cannot be used",
+    ),
     "more steps than the epoch has": (
         lambda content: content["progress"].update(steps_in_epoch=99, step=99),
-        "99 steps into an epoch, which now has only 3",
+        "at step 99 of an epoch, which now has only 3",
     ),
     "a score that is no number": (
         _put("progress", "best_map", value=float("nan")),
-        "best_map in its progress is not a finite number",
+        "progress.best_map cannot be used",
     ),
-    "a step beyond counting": (_put("progress", "step", value=10**30), "numbers that cannot be"),
+    "a step beyond counting": (_put("progress", "step", value=10**30), "progress.step cannot be used"),
     "an environment that is a number": (
         _put("progress", "environments", value=[3]),
-        "its progress cannot be read",
+        "progress.environments cannot be used",
     ),
-    "sums that are texts": (_put("progress", "sums", value={"loss": "1"}), "its progress cannot be read"),
-    "records that hold themselves": (_circle, "records of the epochs"),
-    "a record that is a number": (_put("progress", "epochs", value=[1]), "records of the epochs"),
-    "a record without its scores": (_without(*SCORES, "mAP"), "records of the epochs"),
-    "random states that are a text": (_put("random", value="dice"), "its random states cannot be read"),
-    "no random state of torch": (_without("random", 0, "torch"), "its random states cannot be read"),
+    "sums that are texts": (_put("progress", "sums", value={"loss": "1"}), "progress.sums cannot be used"),
+    "records that hold themselves": (_circle, "progress.epochs cannot be used"),
+    "a record that is a number": (_put("progress", "epochs", value=[1]), "progress.epochs cannot be used"),
+    "a record without its scores": (_without(*SCORES, "mAP"), "progress.epochs cannot be used"),
+    "random states that are a text": (_put("random", value="dice"), "random cannot be used"),
+    "no random state of torch": (_without("random", 0, "torch"), "random cannot be used"),
     "a short random state": (_put("random", 0, "torch", value=torch.zeros(3, dtype=torch.uint8)), "random"),
-    "a random state out of range": (_put("random", 0, "numpy", value=NUMPY), "its random states"),
+    "a random state out of range": (_put("random", 0, "numpy", value=NUMPY), "random cannot be used"),
 }
 
 
