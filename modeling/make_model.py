@@ -20,7 +20,7 @@ from modeling.branches.sdtps import SDTPSBranch
 from modeling.hdm import HDM, SUBSETS
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import MultiModalSDTPS
+from modeling.seps.sdtps import MultiModalSDTPS
 from modeling.slimming import Slimming
 from structures import Modality, UserError
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modeling.sdtps import choose, min_max_normalise
+from modeling.seps.sdtps import choose, min_max_normalise
 
 SCORES = ("attention", "cosine")
 """What a class token says of a patch: how much it attends to it, or how similar it is to it."""

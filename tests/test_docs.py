@@ -240,7 +240,7 @@ def test_options_of_the_figures_page_are_those_of_the_command() -> None:
 
 
 def test_token_counts_of_the_method_page() -> None:
-    from modeling.sdtps import num_aggregated, num_kept
+    from modeling.seps.sdtps import num_aggregated, num_kept
 
     page = (ROOT / "docs" / "method.md").read_text()
     for patches in (196, 128):

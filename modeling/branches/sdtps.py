@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from modeling.branches.base import Branch
-from modeling.sdtps import AggregatedTokens
+from modeling.seps.sdtps import AggregatedTokens
 from structures import BranchOutput, Modality, ModalTokens, PerModality, Selection
 
 
