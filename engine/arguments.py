@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import signal
@@ -58,6 +59,17 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: st
         nargs="*",
         help="settings that override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
     )
+
+
+def require_report_extra(parser: argparse.ArgumentParser, what: str) -> None:
+    """Refuse a command line for which the libraries of the extra `report` are not installed.
+
+    Args:
+        parser: ends the command with the message.
+        what: needs them.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("matplotlib", "sklearn")):
+        parser.error(f'{what} needs matplotlib and scikit-learn: run pip install -e ".[report]"')
 
 
 def output_path(text: str) -> Path:
@@ -139,4 +151,7 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=output_path,
         help="write a folder that shows the results, the ranked lists and the selected patches in a browser",
     )
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.report is not None:
+        require_report_extra(parser, "--report")
+    return args

@@ -28,6 +28,10 @@ REMEDIES = (
         "processes",
     ),
     (
+        r"ModuleNotFoundError: .*\b(matplotlib|sklearn)\b",
+        'this command draws with matplotlib and scikit-learn: run pip install -e ".[report]"',
+    ),
+    (
         r"Too many open files|received 0 items of ancdata",
         "too many files are open at once: raise the limit, for instance with ulimit -n 4096, or lower "
         "DATALOADER.NUM_WORKERS",
@@ -60,7 +64,7 @@ def run_command(command: Callable[[Sequence[str] | None], None]) -> None:
     except KeyboardInterrupt:
         _fail("interrupted")
         raise SystemExit(130) from None
-    except (MemoryError, OSError, RuntimeError) as error:
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
         remedy = _find_remedy(error)
         if remedy is None:
             raise

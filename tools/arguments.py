@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.arguments import add_config_arguments, add_weight_arguments, output_path
+from engine.arguments import add_config_arguments, add_weight_arguments, output_path, require_report_extra
 
 FIGURE_KINDS = ("ranks", "selection", "attention")
 FORMATS = ("demo", "ours", "safetensors")
@@ -60,7 +60,9 @@ def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--top", type=int, default=10, help="gallery triples in a ranked list (10)")
     parser.add_argument("--pattern", type=int, help="return pattern of the ranked lists (the model's last)")
     parser.add_argument("--width", type=float, default=7.0, help="of the figures, in inches (7)")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    require_report_extra(parser, "this command")
+    return args
 
 
 def slim_sweep_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
