@@ -11,7 +11,6 @@ but for rounding, and dropout draws the same random numbers.
 """
 
 from itertools import combinations
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -27,12 +26,8 @@ SUBSETS: dict[str, tuple[Modality, ...]] = {
 """r, n, t, rn, rt, nt, rnt: the non-empty subsets of the modalities, smallest first."""
 
 
-USERS = PerModality.build(lambda m: [name for name, subset in SUBSETS.items() if m in subset])
-"""For each modality the subsets that it is in."""
-
-
 class QueryAttention(nn.Module):
-    """The parameters of a multi-head attention with one learnable query, and what is done with them.
+    """Multi-head attention with one learnable query.
 
     Args:
         dim: C.
@@ -51,23 +46,20 @@ class QueryAttention(nn.Module):
         nn.init.zeros_(self.in_proj.bias)
         nn.init.zeros_(self.out_proj.bias)
 
-    def folded_query(self) -> Tensor:
-        """One vector per head, (heads, C); its product with a token is the token's logit."""
-        query_weight, key_weight, _ = self.in_proj.weight.chunk(3)
-        query = F.linear(self.query.flatten(), query_weight, self.in_proj.bias.chunk(3)[0])
-        query = query.unflatten(0, (self.num_heads, 1, -1))  # (heads, 1, C / heads)
-        return (query @ key_weight.unflatten(0, (self.num_heads, -1))).squeeze(1) * query.shape[-1] ** -0.5
-
-    def weigh(self, logits: Tensor) -> Tensor:
-        """Logits of L tokens to their weights, both (B, heads, L)."""
-        return F.dropout(logits.softmax(dim=2), self.dropout, self.training)
-
-    def read_out(self, sums: Tensor, totals: Tensor) -> Tensor:
-        """Weighted sums of tokens (B, heads, C) and of the weights (B, heads) to the output (B, C)."""
-        weight = self.in_proj.weight.chunk(3)[2].unflatten(0, (self.num_heads, -1))
-        bias = self.in_proj.bias.chunk(3)[2].unflatten(0, (self.num_heads, -1))
-        values = (sums.transpose(0, 1) @ weight.mT).transpose(0, 1)  # (B, heads, C / heads)
-        return self.out_proj((values + totals.unsqueeze(2) * bias).flatten(1))
+    def forward(self, tokens: Tensor) -> Tensor:
+        """L tokens (B, L, C) -> (B, C)."""
+        weights, biases = (entry.chunk(3) for entry in (self.in_proj.weight, self.in_proj.bias))
+        per_head = (self.num_heads, -1)
+        # Fold the key projection into the query: one vector per head, (heads, C).
+        query = F.linear(self.query.flatten(), weights[0], biases[0]).unflatten(0, per_head).unsqueeze(1)
+        folded = (query @ weights[1].unflatten(0, per_head)).squeeze(1) * query.shape[-1] ** -0.5
+        # Weigh the tokens, (B, heads, L).
+        shares = F.dropout((folded @ tokens.mT).softmax(dim=2), self.dropout, self.training)
+        # Apply the value projection to the weighted sums, giving (B, heads, C / heads).
+        sums = (shares @ tokens).transpose(0, 1)  # (heads, B, C)
+        values = (sums @ weights[2].unflatten(0, per_head).mT).transpose(0, 1)
+        bias = shares.sum(dim=2, keepdim=True) * biases[2].unflatten(0, per_head)
+        return self.out_proj((values + bias).flatten(1))
 
 
 class HDM(nn.Module):
@@ -91,35 +83,10 @@ class HDM(nn.Module):
         )
 
     def forward(self, globals_: PerModality[Tensor], patches: PerModality[Tensor]) -> Tensor:
-        """Globals (B, C) and patches (B, N, C) -> (B, 7, C), in the order of `SUBSETS`.
-
-        The tokens of a modality are multiplied with the queries of its four subsets at once.
-        """
+        """Globals (B, C) and patches (B, N, C) -> (B, 7, C), in the order of `SUBSETS`."""
         tokens = PerModality.build(lambda m: torch.cat([globals_.of(m).unsqueeze(1), patches.of(m)], dim=1))
-        attentions = cast("dict[str, QueryAttention]", dict(self.attentions.items()))
-        queries = {name: attention.folded_query() for name, attention in attentions.items()}
-        logits = _by_subset(
-            PerModality.build(lambda m: torch.cat([queries[n] for n in USERS.of(m)]) @ tokens.of(m).mT)
-        )
-        weights, shares = {}, {}
-        for name, subset in SUBSETS.items():
-            weights[name] = attentions[name].weigh(torch.cat(logits[name], dim=2))
-            parts = weights[name].split([tokens.of(m).shape[1] for m in subset], dim=2)
-            shares[name] = dict(zip(subset, parts, strict=True))  # of each modality, (B, heads, N + 1)
-        sums = _by_subset(
-            PerModality.build(lambda m: torch.cat([shares[n][m] for n in USERS.of(m)], dim=1) @ tokens.of(m))
-        )
         features = [
-            attention.read_out(torch.stack(sums[name]).sum(dim=0), weights[name].sum(dim=2))
-            for name, attention in attentions.items()
+            self.attentions[name](torch.cat([tokens.of(m) for m in subset], dim=1))
+            for name, subset in SUBSETS.items()
         ]
         return torch.stack(features, dim=1)
-
-
-def _by_subset(joint: PerModality[Tensor]) -> dict[str, list[Tensor]]:
-    """Rows of each modality's four subsets, (B, 4 · heads, X), to those of each subset, (B, heads, X)."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in SUBSETS}
-    for names, rows in zip(USERS, joint, strict=True):
-        for name, part in zip(names, rows.chunk(len(names), dim=1), strict=True):
-            parts[name].append(part)
-    return parts

@@ -30,7 +30,7 @@ from engine.build import make_device, make_evaluation, missing_modalities
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
-from modeling.rollout import attention_rollout
+from modeling.attention import attention_rollout
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.plane import ENDINGS, figure_files
