@@ -119,16 +119,14 @@ VERSION_1 = {
 def with_current_names(state: Any) -> Any:
     """The entries of a model of ours, which may be one of version 1, under the names of today.
 
-    What is no state dict is handed back as it is, for the checks of checkpoints to refuse.
+    Anything but a state dict is returned unchanged; the checks of checkpoints refuse it.
     """
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         return state
 
-    def current(name: str) -> str:
-        before = next((before for before in VERSION_1 if name.startswith(before)), None)
-        return name if before is None else VERSION_1[before] + name.removeprefix(before)
-
-    return {current(name): tensor for name, tensor in state.items()}
+    for old, new in VERSION_1.items():
+        state = {re.sub(f"^{re.escape(old)}", new, name): tensor for name, tensor in state.items()}
+    return state
 
 
 DEMO_CLIP_RULES = _demo_rules()

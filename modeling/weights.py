@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modeling.checkpoint_file import WeightsError, find_tensors, read_checkpoint, read_content
+from modeling.checkpoint_file import WeightsError, find_tensors, read_content
 from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
 from modeling.reid_model import MultiModalReID
 
@@ -38,7 +38,7 @@ class LoadReport:
         resized: entries that were resized to the model's grid, with both shapes.
         dropped: entries of the file that were left out on purpose, with the reason.
         missing: entries of the model that the file does not have; they keep their initial values.
-        unexpected: entries of the file that the model has no place for.
+        unexpected: entries of the file that the model does not have.
     """
 
     loaded: list[str] = field(default_factory=list)
@@ -50,12 +50,8 @@ class LoadReport:
     def summary(self) -> str:
         """The counts, then the first few entries of every list but `loaded`."""
         counts = ", ".join(f"{len(entries)} {name}" for name, entries in vars(self).items())
-        details = [
-            f"\n  {name}: {shorten(entries)}"
-            for name, entries in vars(self).items()
-            if entries and name != "loaded"
-        ]
-        return counts + "".join(details)
+        others = [(name, entries) for name, entries in vars(self).items() if entries and name != "loaded"]
+        return counts + "".join(f"\n  {name}: {shorten(entries)}" for name, entries in others)
 
 
 def shorten(names: Sequence[str], limit: int = 5) -> str:
@@ -128,16 +124,12 @@ def _length(tensor: Tensor) -> int:
 
 
 def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor]]:
-    """Read a weight file and say where it comes from; a prefix that all entries share is taken off.
-
-    Args:
-        path: of the file.
-        key: the setting that names it, for messages.
-    """
-    return _recognise(read_checkpoint(path, key=key), path)
+    """Read a weight file that the setting `key` names; returns what `recognise` does."""
+    return recognise(find_tensors(read_content(path, key=key), path), path)
 
 
-def _recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
+def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
+    """Where entries come from, and the entries; a prefix that all of them share is taken off."""
     state = whole
     while (origin := identify(state)) is None:
         prefixes = {name.partition(".")[0] for name in state if "." in name}
@@ -155,7 +147,7 @@ def _recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[st
 def read_model(path: str | Path) -> ModelFile:
     """Read a whole model (TEST.WEIGHT): a checkpoint of ours, of DeMo or of the first SDTPS prototype."""
     content = read_content(path, key="TEST.WEIGHT")
-    origin, state = _recognise(find_tensors(content, path), path)
+    origin, state = recognise(find_tensors(content, path), path)
     if origin not in ("ours", "demo"):
         raise WeightsError(
             f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
@@ -182,28 +174,28 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     if origin in ("ours", "demo"):
         file = ModelFile(path, origin, *to_our_names(state))
         return fill_model(model, file, allow_partial=allow_partial)
+    # Bring the entries of a backbone under timm's names.
     report = LoadReport()
     if origin == "clip":
         state = _clip_tower(state, report)
     elif "dist_token" in state and "pos_embed" in state and state["pos_embed"].dim() == 3:
-        # A distilled DeiT has a second token behind the class token, which this model has not.
+        # A distilled DeiT has a second token after the class token, which this model does not have.
         state["pos_embed"] = torch.cat([state["pos_embed"][:, :1], state["pos_embed"][:, 2:]], dim=1)
+    # Leave its classifier out; CLIP's projection is part of the backbone.
     keep_projection = model.backbone.is_clip
     for name in [n for n in state if n.startswith(NOT_BACKBONE)]:
         if not (keep_projection and name == "head.weight"):
             report.dropped.append(f"{name} (classifier)")
             del state[name]
-    vit, grid = model.backbone.vit, model.backbone.grid
-    accepted = _match(vit, state, report, grid=grid, path=path, allow_partial=allow_partial)
-    _judge(report, path, optional=(), allow_partial=allow_partial)
-    vit.load_state_dict(accepted, strict=False)
-    logger.info("backbone weights from %s (%s): %s", path, origin, report.summary())
-    return report
-
-
-def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
-    """Fill a whole model from a file; see `read_model` and `fill_model`."""
-    return fill_model(model, read_model(path), allow_partial=allow_partial)
+    return _fill(
+        model.backbone.vit,
+        state,
+        report,
+        source=f"backbone weights from {path} ({origin})",
+        grid=model.backbone.grid,
+        path=path,
+        allow_partial=allow_partial,
+    )
 
 
 def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
@@ -218,12 +210,16 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    grid = model.backbone.grid
-    accepted = _match(model, state, report, grid=grid, path=file.path, allow_partial=allow_partial)
-    _judge(report, file.path, optional=(CLASSIFIER,), allow_partial=allow_partial)
-    model.load_state_dict(accepted, strict=False)
-    logger.info("model weights from %s (%s): %s", file.path, file.origin, report.summary())
-    return report
+    return _fill(
+        model,
+        state,
+        report,
+        source=f"model weights from {file.path} ({file.origin})",
+        grid=model.backbone.grid,
+        path=file.path,
+        allow_partial=allow_partial,
+        optional=(CLASSIFIER,),
+    )
 
 
 def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
@@ -235,73 +231,83 @@ def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tenso
     return renamed
 
 
-def _judge(report: LoadReport, path: str | Path, *, optional: tuple[str, ...], allow_partial: bool) -> None:
-    """Refuse a file that does not fit."""
+def _fill(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    report: LoadReport,
+    *,
+    source: str,
+    grid: tuple[int, int],
+    path: str | Path,
+    allow_partial: bool,
+    optional: tuple[str, ...] = (),
+) -> LoadReport:
+    """Fill a module with the entries that fit it, position embeddings resized; refuse a file that does not fit.
+
+    Args:
+        module: stays as it is if the file is refused.
+        state: the entries of the file, under the names of the module.
+        report: what is known of the file so far; completed and returned.
+        source: what the file is, for the log.
+        grid: rows and columns of the module's patches.
+        path: of the file.
+        allow_partial: load what fits.
+        optional: endings of the entries that may be missing.
+    """
+    own = module.state_dict()
+    accepted: dict[str, Tensor] = {}
+    misfit = f"{path} does not fit this configuration"
+    # Take the entries one by one.
+    for name, tensor in state.items():
+        if name not in own:
+            report.unexpected.append(name)
+            continue
+        found, wanted = tensor, own[name]
+        other_grid = found.shape != wanted.shape and found.shape[::2] == wanted.shape[::2]
+        if name.endswith("pos_embed") and other_grid and found.is_floating_point():
+            num_prefix = wanted.shape[1] - grid[0] * grid[1]
+            tensor = resize_position_embedding(found, grid, num_prefix=num_prefix)
+        if fault := _find_fault(name, tensor, wanted):
+            if not allow_partial:
+                raise WeightsError(f"{misfit}: {fault}")
+            report.dropped.append(f"({fault})")
+            continue
+        accepted[name] = tensor
+        if tensor.shape == found.shape:
+            report.loaded.append(name)
+        else:
+            report.resized.append(f"{name} {tuple(found.shape)} to {tuple(tensor.shape)}")
+    report.missing += [name for name in own if name not in accepted]
+    # Judge the file as a whole.
     missing = [name for name in report.missing if not name.endswith(optional)]
     if not report.loaded:
         raise WeightsError(f"no entry of {path} fits this model; it is of another architecture")
     if (missing or report.unexpected) and not allow_partial:
         raise WeightsError(
-            f"{path} does not fit this configuration: {len(missing)} entries are missing "
-            f"({shorten(missing, 3) or 'none'}), {len(report.unexpected)} are unexpected "
-            f"({shorten(report.unexpected, 3) or 'none'}); use the configuration it was trained with, or add "
-            "--allow_partial to load what fits"
+            f"{misfit}: {len(missing)} entries are missing ({shorten(missing, 3) or 'none'}), "
+            f"{len(report.unexpected)} are unexpected ({shorten(report.unexpected, 3) or 'none'}); use the "
+            "configuration it was trained with, or add --allow_partial to load what fits"
         )
+    module.load_state_dict(accepted, strict=False)
+    logger.info("%s: %s", source, report.summary())
+    return report
 
 
-def _match(
-    module: nn.Module,
-    state: Mapping[str, Tensor],
-    report: LoadReport,
-    *,
-    grid: tuple[int, int],
-    path: str | Path,
-    allow_partial: bool,
-) -> dict[str, Tensor]:
-    """What fits the module, with position embeddings resized; other wrong shapes are left out or refused."""
-    own = module.state_dict()
-    accepted: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name not in own:
-            report.unexpected.append(name)
-            continue
-        wanted = own[name].shape
-        if fault := _type_fault(name, tensor, own[name]):
-            if not allow_partial:
-                raise WeightsError(f"{path} does not fit this configuration: {fault}")
-            report.dropped.append(f"({fault})")
-            continue
-        if name.endswith("pos_embed") and tensor.shape[::2] == wanted[::2] and tensor.shape != wanted:
-            num_prefix = wanted[1] - grid[0] * grid[1]
-            old, tensor = tensor, resize_position_embedding(tensor, grid, num_prefix=num_prefix)
-            report.resized.append(f"{name} {tuple(old.shape)} to {tuple(tensor.shape)}")
-        else:
-            report.loaded.append(name)
-        if tensor.shape != wanted:
-            shapes = f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted)}"
-            if not allow_partial:
-                raise WeightsError(f"{path} does not fit this configuration: {shapes}")
-            report.loaded.remove(name)
-            report.dropped.append(f"({shapes})")
-            continue
-        accepted[name] = tensor
-    report.missing += [name for name in own if name not in accepted]
-    return accepted
-
-
-def _type_fault(name: str, tensor: Tensor, own: Tensor) -> str:
-    """Why an entry of the file is not of the kind that the model needs; floating-point numbers are alike."""
-    if tensor.dtype == own.dtype or (tensor.is_floating_point() and own.is_floating_point()):
-        return ""
-    held, needed = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
-    return f"{name} holds {held} values, the model needs {needed}"
+def _find_fault(name: str, tensor: Tensor, own: Tensor) -> str:
+    """Why an entry of the file does not fit the model's; floating-point numbers of any precision do."""
+    if tensor.dtype != own.dtype and not (tensor.is_floating_point() and own.is_floating_point()):
+        held, needed = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
+        return f"{name} holds {held} values, the model needs {needed}"
+    if tensor.shape != own.shape:
+        return f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(own.shape)}"
+    return ""
 
 
 def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1) -> Tensor:
     """Resize a position embedding to another grid, bilinearly, as DeMo does.
 
     The old grid is not in the file. It is taken to be square, or else to have the proportions of the new one,
-    or else those of a person (2:1) or a vehicle (1:2), whichever lies as the new one does.
+    or else those of a person (2:1) or, for a wide grid, of a vehicle (1:2).
 
     Args:
         embedding: (1, num_prefix + rows * columns, C).
