@@ -12,14 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from modeling.hdm import SUBSETS
+from modeling.branches.demo import SUBSETS
 from structures import Modality
 
 DEMO_MODALITIES = {Modality.RGB: "rgb", Modality.NI: "nir", Modality.TI: "tir"}
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Rule(NamedTuple):
@@ -34,12 +30,8 @@ class Rule(NamedTuple):
 
     theirs: str
     ours: str
-    to_ours: Callable[[Tensor], Tensor] = _same
-    to_theirs: Callable[[Tensor], Tensor] = _same
-
-    def prefixed(self, theirs: str, ours: str) -> Rule:
-        """The same rule, with both names below a prefix."""
-        return self._replace(theirs=theirs + self.theirs, ours=ours + self.ours)
+    to_ours: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    to_theirs: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
 CLIP_RULES = (
@@ -68,7 +60,10 @@ def _head_rules(theirs: str, ours: str) -> list[Rule]:
 
 def _demo_rules() -> tuple[Rule, ...]:
     """DeMo's published checkpoints, and the first SDTPS prototype's, which extends them."""
-    rules = [rule.prefixed("BACKBONE.base.", "backbone.vit.") for rule in CLIP_RULES]
+    rules = [
+        rule._replace(theirs=f"BACKBONE.base.{rule.theirs}", ours=f"backbone.vit.{rule.ours}")
+        for rule in CLIP_RULES
+    ]
     rules.append(Rule("BACKBONE.cv_embed", "backbone.camera_embed"))
     for index, modality in enumerate(Modality):
         name = DEMO_MODALITIES[modality]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from modeling.checkpoint_file import WeightsError, find_tensors, read_content
@@ -35,7 +35,7 @@ class LoadReport:
 
     Attributes:
         loaded: entries of the model that were filled as they are.
-        resized: entries that were resized to the model's grid, with both shapes.
+        resized: entries that were resized to the model's grid.
         dropped: entries of the file that were left out on purpose, with the reason.
         missing: entries of the model that the file does not have; they keep their initial values.
         unexpected: entries of the file that the model does not have.
@@ -61,12 +61,7 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
-    """Where a checkpoint comes from, by its entries.
-
-    Returns:
-        `ours`, `demo` (DeMo or the first SDTPS prototype), `clip` (OpenAI or open_clip), `vit` (timm names),
-        or None.
-    """
+    """`ours`, `demo` (or the first SDTPS prototype), `clip` (OpenAI, open_clip), `vit` (timm), or None."""
     if any(name.startswith("backbone.vit.") for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
@@ -85,7 +80,7 @@ def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]
 
 
 def to_demo_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Translate the entries of a whole model of ours to DeMo's names, likewise."""
+    """The inverse of `to_our_names`, for a model of ours."""
     is_clip = "backbone.vit.norm_pre.weight" in state
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES, to_ours=False)
 
@@ -95,7 +90,6 @@ class ModelFile:
     """A whole model in a file.
 
     Attributes:
-        path: of the file.
         origin: `ours` or `demo`.
         state: the entries, under our names.
         unknown: the names of entries that have no name here.
@@ -139,8 +133,7 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
                 f"with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
-    if state is not whole:
-        logger.info("%s: took a common prefix off all entries", path)
+    logger.info("%s: weights of %s%s", path, origin, "" if state is whole else ", below a common prefix")
     return origin, state
 
 
@@ -187,15 +180,8 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
         if not (keep_projection and name == "head.weight"):
             report.dropped.append(f"{name} (classifier)")
             del state[name]
-    return _fill(
-        model.backbone.vit,
-        state,
-        report,
-        source=f"backbone weights from {path} ({origin})",
-        grid=model.backbone.grid,
-        path=path,
-        allow_partial=allow_partial,
-    )
+    vit, grid = model.backbone.vit, model.backbone.grid
+    return _fill(vit, state, report, path=path, grid=grid, allow_partial=allow_partial)
 
 
 def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
@@ -210,16 +196,8 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    return _fill(
-        model,
-        state,
-        report,
-        source=f"model weights from {file.path} ({file.origin})",
-        grid=model.backbone.grid,
-        path=file.path,
-        allow_partial=allow_partial,
-        optional=(CLASSIFIER,),
-    )
+    path, grid, optional = file.path, model.backbone.grid, (CLASSIFIER,)
+    return _fill(model, state, report, path=path, grid=grid, allow_partial=allow_partial, optional=optional)
 
 
 def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
@@ -236,23 +214,15 @@ def _fill(
     state: Mapping[str, Tensor],
     report: LoadReport,
     *,
-    source: str,
-    grid: tuple[int, int],
     path: str | Path,
+    grid: tuple[int, int],
     allow_partial: bool,
     optional: tuple[str, ...] = (),
 ) -> LoadReport:
-    """Fill a module with the entries that fit it, position embeddings resized; refuse a file that does not fit.
+    """Fill a module with the entries of a file, position embeddings resized, and complete the report.
 
-    Args:
-        module: stays as it is if the file is refused.
-        state: the entries of the file, under the names of the module.
-        report: what is known of the file so far; completed and returned.
-        source: what the file is, for the log.
-        grid: rows and columns of the module's patches.
-        path: of the file.
-        allow_partial: load what fits.
-        optional: endings of the entries that may be missing.
+    A file that does not fit is refused and leaves the module as it was. Entries whose names end as `optional`
+    says may be missing.
     """
     own = module.state_dict()
     accepted: dict[str, Tensor] = {}
@@ -289,7 +259,7 @@ def _fill(
             "configuration it was trained with, or add --allow_partial to load what fits"
         )
     module.load_state_dict(accepted, strict=False)
-    logger.info("%s: %s", source, report.summary())
+    logger.info("weights from %s: %s", path, report.summary())
     return report
 
 
@@ -313,9 +283,6 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
         embedding: (1, num_prefix + rows * columns, C).
         grid: rows and columns wanted.
         num_prefix: positions in front that do not belong to patches, such as the class token's.
-
-    Returns:
-        (1, num_prefix + rows * columns, C), for the new grid.
     """
     count = embedding.shape[1] - num_prefix
     for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
@@ -324,6 +291,7 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
             break
     else:
         raise WeightsError(f"the grid of a position embedding with {count} patches cannot be told")
-    patches = embedding[:, num_prefix:].unflatten(1, (rows, count // rows)).permute(0, 3, 1, 2)
-    patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False)
-    return torch.cat([embedding[:, :num_prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+    old = [rows, count // rows]
+    return resample_abs_pos_embed(
+        embedding, list(grid), old, num_prefix_tokens=num_prefix, interpolation="bilinear", antialias=False
+    )

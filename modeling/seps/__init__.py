@@ -12,21 +12,3 @@ from .sdtps import AggregatedTokens, MultiModalSDTPS, TokenAggregation
 # Other names of the published code for the same things.
 SDTPS = create_seps_model = CrossSparseAggrNet
 HRPA_function = mask_xattn_one_text
-
-__all__ = [
-    "HRPA",
-    "SDTPS",
-    "AggregatedTokens",
-    "ContrastiveLoss",
-    "CrossSparseAggrNet",
-    "DualTokenAggregation",
-    "HRPA_function",
-    "MultiModalSDTPS",
-    "RatioLoss",
-    "SEPSLoss",
-    "SEPSLosses",
-    "TokenAggregation",
-    "TokenSparse",
-    "create_seps_model",
-    "mask_xattn_one_text",
-]

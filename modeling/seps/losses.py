@@ -80,7 +80,7 @@ class RatioLoss(nn.Module):
 
 
 class SEPSLoss(nn.Module):
-    """Contrastive loss + ratio_weight * ratio loss; see the two for the arguments."""
+    """Contrastive loss + ratio_weight * ratio loss; see the two for the other arguments."""
 
     def __init__(
         self,
@@ -97,6 +97,6 @@ class SEPSLoss(nn.Module):
         self.ratio = RatioLoss(target_ratio, lambda_sparse, lambda_dense)
 
     def forward(self, similarities: Tensor, masks: Masks) -> SEPSLosses:
-        """What the network returns in training: (V, V) similarities and the masks."""
+        """Similarities (V, V) and masks, as the network returns them in training -> the losses."""
         alignment, ratio = self.alignment(similarities), self.ratio(masks)
         return SEPSLosses(alignment + self.ratio_weight * ratio, alignment, ratio)

@@ -1,7 +1,7 @@
 """SEPS, the image–text ancestor of SDTPS: the paper, the published code, and everything between.
 
 The two versions differ in seven places, each a switch of `CrossSparseAggrNet`; docs/seps.md compares them.
-The numbers (1) to (7) count the equations of the method (arXiv 2511.01390) in the order of docs/seps.md.
+The numbers (1) to (7) count the equations of the method (arXiv 2511.01390) in our order; see docs/seps.md.
 
 Shapes: V images, T texts, L words, N patches, C channels, K kept patches, A aggregated tokens, and M tokens
 that stand for an image before a text: A + 1, or A + 2 with the class token.

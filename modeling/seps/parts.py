@@ -89,9 +89,6 @@ class TokenSparse(nn.Module):
             predicted: s_p, (V, 1, N), or None.
             image: s_im, (V, 1, N).
             texts: similarities with the text of this branch, then with the other, if any; (V, T, N) each.
-
-        Returns:
-            (V, T, N).
         """
         if predicted is None:
             return image + texts[0]
@@ -108,12 +105,7 @@ class TokenSparse(nn.Module):
 
 
 class DualTokenAggregation(nn.Module):
-    """(4): A tokens from two selections, W_s V_s + W_d V_d; each selection has its own weight network.
-
-    Args:
-        dim: C.
-        num_tokens: A.
-    """
+    """(4): A tokens from two selections, W_s V_s + W_d V_d; each selection has its own weight network."""
 
     def __init__(self, dim: int, num_tokens: int) -> None:
         super().__init__()
@@ -133,9 +125,10 @@ class DualTokenAggregation(nn.Module):
     ) -> Tensor:
         """Tokens of the two selections, (B, K, C) each, and their decisions, (B, K) each -> (B, A, C)."""
         sparse_logits, dense_logits = self.logits(sparse, dense)
-        sparse_weights = masked_softmax(sparse_logits, sparse_decision)
-        dense_weights = masked_softmax(dense_logits, dense_decision)
-        return sparse_weights @ sparse + dense_weights @ dense
+        return (
+            masked_softmax(sparse_logits, sparse_decision) @ sparse
+            + masked_softmax(dense_logits, dense_decision) @ dense
+        )
 
 
 class HRPA(nn.Module):
@@ -163,16 +156,13 @@ class HRPA(nn.Module):
     def forward(
         self, tokens: Tensor, words: Tensor, valid: Tensor, class_token: Tensor | None = None
     ) -> Tensor:
-        """Align every image with every text.
+        """Align every image with every text, giving (V, T).
 
         Args:
             tokens: those of each image for each text, (V, T, M, C).
             words: (T, L, C).
             valid: False where there is only padding, (T, L).
             class_token: one more token of each image, the same for all texts, (V, 1, C), or (V, 0, C).
-
-        Returns:
-            (V, T).
         """
         # Cosines of all tokens with all words.
         # The products are divided by the norms of the tokens, instead of the tokens, which are far larger.
@@ -205,12 +195,7 @@ class HRPA(nn.Module):
 def mask_xattn_one_text(img_embs: Tensor, cap_i_expand: Tensor) -> Tensor:
     """HRPA of the code version for one text without padding.
 
-    Args:
-        img_embs: tokens of each image, (V, M, C).
-        cap_i_expand: the words, repeated for each image, (V, L, C).
-
-    Returns:
-        (V, 1).
+    Tokens of each image (V, M, C) and the words, repeated for each image, (V, L, C) -> (V, 1).
     """
     valid = torch.ones(cap_i_expand.shape[:2], dtype=torch.bool, device=cap_i_expand.device)
     return HRPA()(img_embs.unsqueeze(0), cap_i_expand, valid).transpose(0, 1)

@@ -94,15 +94,7 @@ def min_max_normalise(scores: Tensor, eps: float = 1e-8) -> Tensor:
 
 @torch.no_grad()
 def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
-    """How much each patch resembles a global feature: cosine similarity, min-max normalised.
-
-    Args:
-        patches: (B, N, C).
-        guide: (B, C).
-
-    Returns:
-        (B, N), in [0, 1], without gradient.
-    """
+    """The cosine similarity of each patch with a global, min-max normalised. (B, N, C), (B, C) -> (B, N)."""
     patches, guide = full_precision(patches), full_precision(guide)
     return min_max_normalise(F.cosine_similarity(patches, guide.unsqueeze(1), dim=-1))
 
@@ -144,13 +136,7 @@ def extra_weights(scores: Tensor, discarded: Tensor) -> Tensor:
 def extra_token(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
     """The discarded patches, weighted by the softmax of their scores; zeros if none is discarded.
 
-    Args:
-        patches: (B, N, C).
-        scores: (B, N).
-        discarded: patch indices, (B, N - K).
-
-    Returns:
-        (B, 1, C).
+    Patches (B, N, C), scores (B, N) and the indices of the discarded patches (B, N - K) -> (B, 1, C).
     """
     weights = extra_weights(scores, discarded).to(patches.dtype)  # (B, N - K)
     tokens = patches.gather(1, discarded.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
@@ -276,13 +262,10 @@ class MultiModalSDTPS(nn.Module):
 
     Args:
         dim: C.
-        num_patches: N.
+        num_patches: N, from which the number A of aggregated tokens follows.
         num_modalities: M.
-        sparse_ratio: share of the patches to keep.
+        sparse_ratio: see `TokenSparse`, as for `beta`, `use_gumbel` and `gumbel_tau`.
         aggr_ratio: aggregated tokens as a share of the kept ones.
-        beta: weight of the similarities in the score.
-        use_gumbel: straight-through Gumbel decision in training.
-        gumbel_tau: its temperature.
         selectors: M modules in place of `TokenSparse`, with its methods `predict` and `forward`.
     """
 
@@ -300,28 +283,14 @@ class MultiModalSDTPS(nn.Module):
         selectors: Sequence[nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.selectors = nn.ModuleList(
-            selectors
-            or (
-                TokenSparse(
-                    dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
-                )
-                for _ in range(num_modalities)
-            )
-        )
+        options = {"sparse_ratio": sparse_ratio, "beta": beta, "gumbel_tau": gumbel_tau}
+        default = (TokenSparse(dim, use_gumbel=use_gumbel, **options) for _ in range(num_modalities))
+        self.selectors = nn.ModuleList(selectors or default)
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
     def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
-        """Process the M modalities.
-
-        Args:
-            patches: M tensors (B, N, C).
-            guides: M global features (B, C), in the same order, with which the patches are compared.
-
-        Returns:
-            One result per modality, in the same order.
-        """
+        """Process M modalities, in one order: patches (B, N, C) and the globals that guide them (B, C)."""
         selectors = cast(Sequence[TokenSparse], self.selectors)  # a ModuleList hides the type
         aggregators = cast(Sequence[TokenAggregation], self.aggregators)
         learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]

@@ -14,7 +14,7 @@ from datasets.dataset import collate
 from engine.evaluate import evaluate
 from evaluation.evaluator import RetrievalEvaluator
 from evaluation.rerank import rerank
-from modeling.hdm import HDM
+from modeling.branches.demo import HDM
 from solver.build import make_criterion, make_optimizer
 from structures import ModalBatch, ModelOutput, PerModality
 

@@ -20,7 +20,7 @@ from engine.results import EvaluationResult
 from engine.run_state import TrainSettings
 from engine.train import Trainer
 from fill import fill
-from modeling.hdm import QueryAttention
+from modeling.branches.demo import QueryAttention
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import to_demo_names, to_our_names
