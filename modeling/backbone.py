@@ -125,17 +125,11 @@ def create_vit(
 
 
 class EncodedImages(NamedTuple):
-    """What the backbone makes of B images.
+    """What the backbone makes of B images."""
 
-    Attributes:
-        globals_: class tokens, (B, C).
-        patches: patch tokens that are left, (B, n, C); all N without slimming.
-        slimmed: which patches are left; None without slimming.
-    """
-
-    globals_: Tensor
-    patches: Tensor
-    slimmed: SlimmedPatches | None
+    globals_: Tensor  # class tokens, (B, C)
+    patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
+    slimmed: SlimmedPatches | None  # which patches are left; None without slimming
 
 
 class Backbone(nn.Module):

@@ -19,19 +19,12 @@ DEMO_MODALITIES = {Modality.RGB: "rgb", Modality.NI: "nir", Modality.TI: "tir"}
 
 
 class Rule(NamedTuple):
-    """One correspondence between entries.
+    """One correspondence between entries."""
 
-    Attributes:
-        theirs: template of the name elsewhere.
-        ours: template of the name here.
-        to_ours: makes our tensor from theirs.
-        to_theirs: the inverse.
-    """
-
-    theirs: str
-    ours: str
-    to_ours: Callable[[Tensor], Tensor] = lambda tensor: tensor
-    to_theirs: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    theirs: str  # template of the name elsewhere
+    ours: str  # template of the name here
+    to_ours: Callable[[Tensor], Tensor] = lambda tensor: tensor  # makes our tensor from theirs
+    to_theirs: Callable[[Tensor], Tensor] = lambda tensor: tensor  # the inverse
 
 
 CLIP_RULES = (

@@ -32,21 +32,13 @@ class PartCost:
 
 @dataclass(frozen=True)
 class CostReport:
-    """Cost of a model.
+    """Cost of a model."""
 
-    Attributes:
-        parts: cost by part; absent parts are left out.
-        images_per_second: measured in evaluation; a triple counts as three images.
-        batch_size: triples per batch in that measurement.
-        device: where it was measured.
-        tokens: how many tokens of one image enter each block of the backbone.
-    """
-
-    parts: tuple[PartCost, ...]
-    images_per_second: float
-    batch_size: int
-    device: str
-    tokens: tuple[int, ...]
+    parts: tuple[PartCost, ...]  # cost by part; absent parts are left out
+    images_per_second: float  # measured in evaluation; a triple counts as three images
+    batch_size: int  # triples per batch in that measurement
+    device: str  # where it was measured
+    tokens: tuple[int, ...]  # how many tokens of one image enter each block of the backbone
 
     @property
     def total(self) -> PartCost:
@@ -124,7 +116,7 @@ def model_parts(model: MultiModalReID) -> dict[str, str]:
     """The parts of a model in the order of the report: what it calls them -> their names as modules."""
     pife = {} if model.pife is None else {"PIFE": "pife"}
     branches = {
-        title: f"branches.{name}.{path}".rstrip(".")
+        title or type(branch).__name__: f"branches.{name}.{path}".rstrip(".")
         for name, branch in cast("Mapping[str, Branch]", model.branches).items()
         for path, title in branch.cost_titles.items()
     }

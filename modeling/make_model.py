@@ -27,15 +27,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSizes:
-    """What a branch has to know of the tokens that it will get.
+    """What a branch has to know of the tokens that it will get."""
 
-    Attributes:
-        dim: C, their width.
-        num_patches: N, of an image; also with slimming, so that the weights of a branch stay the same.
-    """
-
-    dim: int
-    num_patches: int
+    dim: int  # C, their width
+    num_patches: int  # N, of an image; also with slimming, so that the weights of a branch stay the same
 
 
 BranchBuilder = Callable[[CfgNode, TokenSizes], dict[str, Branch]]

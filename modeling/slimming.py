@@ -24,21 +24,13 @@ SCORES = ("attention", "cosine")
 
 
 class SlimTokens(NamedTuple):
-    """The tokens between two blocks.
+    """The tokens between two blocks."""
 
-    Attributes:
-        prefix: the class token, then register tokens if the backbone has any, (M * B, P, C).
-        patches: the patches that are left, (M * B, n, C).
-        extra: one token that stands for the patches dropped so far, if there are any, (M * B, E, C).
-        indices: of the patches that are left in the image, ascending, (M * B, n), in [0, N).
-        scores: the last score of every patch of the image, (M * B, N); 0 before the first.
-    """
-
-    prefix: Tensor
-    patches: Tensor
-    extra: Tensor
-    indices: Tensor
-    scores: Tensor
+    prefix: Tensor  # the class token, then register tokens if the backbone has any, (M * B, P, C)
+    patches: Tensor  # the patches that are left, (M * B, n, C)
+    extra: Tensor  # one token that stands for the patches dropped so far, if there are any, (M * B, E, C)
+    indices: Tensor  # of the patches that are left in the image, ascending, (M * B, n), in [0, N)
+    scores: Tensor  # the last score of every patch of the image, (M * B, N); 0 before the first
 
     @staticmethod
     def whole(tokens: Tensor, num_prefix: int) -> SlimTokens:

@@ -31,21 +31,13 @@ NOT_BACKBONE = ("head.", "head_dist.", "fc_norm.", "pre_logits.", "fc.", "mask_t
 
 @dataclass
 class LoadReport:
-    """What became of each entry.
+    """What became of each entry."""
 
-    Attributes:
-        loaded: entries of the model that were filled as they are.
-        resized: entries that were resized to the model's grid.
-        dropped: entries of the file that were left out on purpose, with the reason.
-        missing: entries of the model that the file does not have; they keep their initial values.
-        unexpected: entries of the file that the model does not have.
-    """
-
-    loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)  # of the model, filled as they are
+    resized: list[str] = field(default_factory=list)  # of the model, resized to its grid
+    dropped: list[str] = field(default_factory=list)  # of the file, left out on purpose, with the reason
+    missing: list[str] = field(default_factory=list)  # of the model, not in the file; unchanged
+    unexpected: list[str] = field(default_factory=list)  # of the file, not in the model
 
     def summary(self) -> str:
         """The counts, then the first few entries of every list but `loaded`."""
@@ -87,20 +79,13 @@ def to_demo_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A whole model in a file.
-
-    Attributes:
-        origin: `ours` or `demo`.
-        state: the entries, under our names.
-        unknown: the names of entries that have no name here.
-        content: all that the file holds.
-    """
+    """A whole model in a file."""
 
     path: str | Path
-    origin: str
-    state: dict[str, Tensor]
-    unknown: list[str]
-    content: Any = None
+    origin: str  # `ours` or `demo`
+    state: dict[str, Tensor]  # the entries, under our names
+    unknown: list[str]  # the names of entries that have no name here
+    content: Any = None  # all that the file holds
 
     @property
     def num_classes(self) -> int:

@@ -56,23 +56,14 @@ def _euclidean(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ReIDLoss:
-    """Identity and triplet loss of every head.
+    """Identity and triplet loss of every head."""
 
-    Attributes:
-        id_weight: weight of the cross-entropy.
-        triplet_weight: weight of the triplet loss.
-        label_smoothing: share of the target that is spread evenly over all identities.
-        margin: of the triplet loss; None for the soft margin.
-        head_weights: further weight of a head's losses, by the head's name; 1 for those not listed.
-        more: losses that were registered, by name.
-    """
-
-    id_weight: float
-    triplet_weight: float
-    label_smoothing: float
-    margin: float | None
-    head_weights: Mapping[str, float] = field(default_factory=dict)
-    more: Mapping[str, HeadLoss] = field(default_factory=dict)
+    id_weight: float  # weight of the cross-entropy
+    triplet_weight: float  # weight of the triplet loss
+    label_smoothing: float  # share of the target that is spread evenly over all identities
+    margin: float | None  # of the triplet loss; None for the soft margin
+    head_weights: Mapping[str, float] = field(default_factory=dict)  # by head; others have 1
+    more: Mapping[str, HeadLoss] = field(default_factory=dict)  # registered losses
 
     def __call__(self, output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
         """The weighted losses by name: those of each head, and those that branches computed.

@@ -33,13 +33,14 @@ RUNS_CODE = {
 }
 """Calls that may run what a foreign file holds."""
 PROGRAM = {
-    *ROOT.glob("*.py"),
-    *(p for p in ROOT.glob("[a-z]*/**/*.py") if p.relative_to(ROOT).parts[0] != "tests"),
+    path
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"))
+    if not {"tests", "build"} & set(path.relative_to(ROOT).parts)  # pip builds in modeling/seps/build
 }
 
 
 def files_of(package: str) -> list[Path]:
-    files = [ROOT / f"{package}.py"] if package == "structures" else sorted((ROOT / package).rglob("*.py"))
+    files = sorted(path for path in PROGRAM if path.relative_to(ROOT).with_suffix("").parts[0] == package)
     assert files, f"no files in {package}"
     return files
 

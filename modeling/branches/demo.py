@@ -158,11 +158,7 @@ class DeMoFusion(Branch):
         self.hdm = hdm
         self.atmoe = atmoe
         self.out_dim = dim * len(SUBSETS)
-
-    @property
-    def cost_titles(self) -> dict[str, str]:
-        """HDM and ATMoE, each for itself."""
-        return {"hdm": "HDM"} if self.atmoe is None else {"hdm": "HDM", "atmoe": "ATMoE"}
+        self.cost_titles = {"hdm": "HDM"} if atmoe is None else {"hdm": "HDM", "atmoe": "ATMoE"}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """Globals and patches -> (B, 7, C)."""

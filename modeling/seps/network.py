@@ -22,19 +22,15 @@ from .losses import Masks
 from .parts import HRPA, DualTokenAggregation, PairChoice, TokenSparse, Version, is_paper
 from .sdtps import TokenAggregation, masked_softmax, num_aggregated
 
+SWITCHES = ("score", "dense", "aggregation", "alignment", "similarity", "decision", "ratio_loss")
+
 
 class _Texts(NamedTuple):
-    """Padded texts.
+    """Padded texts."""
 
-    Attributes:
-        words: (T, L, C).
-        valid: False where there is only padding, (T, L).
-        guides: the global of each text, normalised, without gradient, (T, C).
-    """
-
-    words: Tensor
-    valid: Tensor
-    guides: Tensor
+    words: Tensor  # (T, L, C)
+    valid: Tensor  # False where there is only padding, (T, L)
+    guides: Tensor  # the global of each text, normalised, without gradient, (T, C)
 
     def split(self, size: int) -> Iterator[_Texts]:
         """Yield the texts in chunks of at most `size`."""
@@ -42,30 +38,27 @@ class _Texts(NamedTuple):
 
 
 class _Images(NamedTuple):
-    """What is known of the images before any text is read.
+    """What is known of the images before any text is read."""
 
-    Attributes:
-        patches: (V, N, C).
-        class_token: (V, 1, C); (V, 0, C) if there is none.
-        directions: normalised patches, without gradient, (V, C, N).
-        similarity: s_im, without gradient, (V, 1, N).
-        predicted: s_p for the sparse and the dense branch, (V, 1, N) each, or None each.
-        logits: aggregation logits for the sparse and the dense branch, (V, 1, A, N) each.
-    """
-
-    patches: Tensor
-    class_token: Tensor
-    directions: Tensor
-    similarity: Tensor
-    predicted: tuple[Tensor | None, Tensor | None]
-    logits: tuple[Tensor, Tensor]
+    patches: Tensor  # (V, N, C)
+    class_token: Tensor  # (V, 1, C); (V, 0, C) if there is none
+    directions: Tensor  # normalised patches, without gradient, (V, C, N)
+    similarity: Tensor  # s_im, without gradient, (V, 1, N)
+    predicted: tuple[Tensor | None, Tensor | None]  # s_p for the sparse and the dense text, (V, 1, N)
+    logits: tuple[Tensor, Tensor]  # of the aggregation, for the sparse and the dense text, (V, 1, A, N)
 
 
 class CrossSparseAggrNet(nn.Module):
     """Similarities of all images with all texts; the patches are selected and aggregated for each pair.
 
-    Each of the seven switches, `score` to `ratio_loss`, is "paper" or "code", or None for the version that
-    `use_paper_version` chooses.
+    Each of the `SWITCHES` is "paper" or "code", or None for the version that `use_paper_version` chooses:
+
+    - `score`, `decision`: see `TokenSparse`.
+    - `dense`: "paper" fuses the selections for the sparse and the dense text, and aligns the tokens with the
+      sparse text; "code" aligns either selection with its own text, and adds the similarities.
+    - `aggregation`: "paper" has one weight network for each selection, "code" one for both.
+    - `alignment`, `similarity`: see `HRPA`.
+    - `ratio_loss`: the form of the masks; see `Masks`.
 
     Args:
         embed_size: C.
@@ -75,14 +68,6 @@ class CrossSparseAggrNet(nn.Module):
         use_paper_version: "paper" for all seven switches; otherwise "code".
         use_gumbel_softmax: another name for `decision`: True is "paper", False is "code".
         gumbel_tau: temperature of the Gumbel softmax.
-        score: see `TokenSparse`.
-        dense: "paper" fuses the selections for the sparse and the dense text, and aligns the tokens with the
-            sparse text; "code" aligns either selection with its own text, and adds the similarities.
-        aggregation: "paper" has one weight network for each selection, "code" one for both.
-        alignment: see `HRPA`.
-        similarity: see `HRPA`.
-        decision: see `TokenSparse`.
-        ratio_loss: the form of the masks; see `Masks`.
         beta: weight of the similarities in the score of the paper.
         top_k: size of the input of the MLP in `HRPA`.
         text_chunk: texts that are processed at once. It changes memory and speed, not the result.
@@ -98,42 +83,31 @@ class CrossSparseAggrNet(nn.Module):
         use_gumbel_softmax: bool | None = None,
         gumbel_tau: float = 1.0,
         *,
-        score: Version | None = None,
-        dense: Version | None = None,
-        aggregation: Version | None = None,
-        alignment: Version | None = None,
-        similarity: Version | None = None,
-        decision: Version | None = None,
-        ratio_loss: Version | None = None,
         beta: float = 0.25,
         top_k: int = 5,
         text_chunk: int = 8,
+        **switches: Version | None,
     ) -> None:
         super().__init__()
+        # Settle the seven switches.
+        if unknown := switches.keys() - SWITCHES:
+            raise TypeError(f"unknown switches {sorted(unknown)}; choose from {list(SWITCHES)}")
         if use_gumbel_softmax is not None:
             same: Version = "paper" if use_gumbel_softmax else "code"
-            if decision not in (None, same):
+            if (decision := switches.get("decision")) not in (None, same):
                 raise ValueError(
                     f"use_gumbel_softmax={use_gumbel_softmax} contradicts decision={decision!r}; set one"
                 )
-            decision = same
+            switches["decision"] = same
         if text_chunk < 1:
             raise ValueError(f"text_chunk must be at least 1, not {text_chunk}")
         default: Version = "paper" if use_paper_version else "code"
-        switches: dict[str, Version | None] = {
-            "score": score,
-            "dense": dense,
-            "aggregation": aggregation,
-            "alignment": alignment,
-            "similarity": similarity,
-            "decision": decision,
-            "ratio_loss": ratio_loss,
-        }
-        self.versions = {name: default if chosen is None else chosen for name, chosen in switches.items()}
+        chosen = {name: version for name, version in switches.items() if version is not None}
+        self.versions: dict[str, Version] = dict.fromkeys(SWITCHES, default) | chosen
         self.text_chunk = text_chunk
         self.fuse_texts = is_paper("dense", self.versions["dense"])
         self.sum_masks = not is_paper("ratio_loss", self.versions["ratio_loss"])
-
+        # Build the parts.
         self.sparse_net_cap, self.sparse_net_long = (
             TokenSparse(
                 embed_size,

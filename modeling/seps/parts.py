@@ -34,17 +34,11 @@ def is_paper(switch: str, version: Version) -> bool:
 
 
 class PairChoice(NamedTuple):
-    """Which patches of an image are kept for a text.
+    """Which patches of an image are kept for a text."""
 
-    Attributes:
-        decision: D, exactly 1 where a patch is kept and 0 elsewhere, (V, T, N); has a gradient with Gumbel.
-        extra: share of each patch in the extra token, 0 for the kept ones, (V, T, N).
-        scores: (V, T, N); larger is kept.
-    """
-
-    decision: Tensor
-    extra: Tensor
-    scores: Tensor
+    decision: Tensor  # D, 1 where a patch is kept and 0 elsewhere, (V, T, N); with Gumbel it has a gradient
+    extra: Tensor  # share of each patch in the extra token, 0 for the kept ones, (V, T, N)
+    scores: Tensor  # (V, T, N); larger is kept
 
 
 class TokenSparse(nn.Module):

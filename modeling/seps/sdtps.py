@@ -22,52 +22,36 @@ LARGEST_LEAD = 10.0  # of a discarded patch's logit over the highest kept one, s
 
 
 class Choice(NamedTuple):
-    """Which patches are kept.
+    """Which patches are kept."""
 
-    Attributes:
-        kept: indices of the kept patches, ascending, (..., K), in [0, N).
-        discarded: indices of the others, best score first, (..., N - K).
-        decision: D, exactly 1 where a patch is kept and 0 elsewhere, (..., N); with Gumbel it has a gradient.
-    """
-
-    kept: Tensor
-    discarded: Tensor
-    decision: Tensor
+    kept: Tensor  # indices of the kept patches, ascending, (..., K), in [0, N)
+    discarded: Tensor  # indices of the others, best score first, (..., N - K)
+    decision: Tensor  # D, 1 where a patch is kept and 0 elsewhere, (..., N); with Gumbel it has a gradient
 
 
 class SparseTokens(NamedTuple):
     """What a selector such as `TokenSparse` decided; see also `Choice`.
 
-    Attributes:
-        extra: one token that stands for the discarded patches, (B, 1, C).
-        decision: (B, N).
-        kept: (B, K).
-        scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N): the learned part, the similarity with the own
-            global, then with those of the other modalities; (B, 0, N) for a selector without such parts.
+    The sources of a score are the learned part, the similarity with the own global, and those with the
+    globals of the other modalities. A selector without such parts has none, (B, 0, N).
     """
 
-    extra: Tensor
-    decision: Tensor
-    kept: Tensor
-    scores: Tensor
-    sources: Tensor
+    extra: Tensor  # one token that stands for the discarded patches, (B, 1, C)
+    decision: Tensor  # (B, N)
+    kept: Tensor  # (B, K)
+    scores: Tensor  # one per patch, (B, N); larger is kept
+    sources: Tensor  # what the scores are made of, (B, 1 + M, N)
 
 
 class AggregatedTokens(NamedTuple):
-    """What SDTPS makes of one modality; `decision` to `sources` are those of `SparseTokens`.
+    """What SDTPS makes of one modality; `decision` to `sources` are those of `SparseTokens`."""
 
-    Attributes:
-        tokens: A aggregated tokens, then the extra token, (B, A + 1, C).
-        weights: the share of each kept patch in each aggregated token, (B, A, K); None if none is aggregated.
-    """
-
-    tokens: Tensor
-    decision: Tensor
-    kept: Tensor
-    scores: Tensor
-    sources: Tensor
-    weights: Tensor | None
+    tokens: Tensor  # A aggregated tokens, then the extra token, (B, A + 1, C)
+    decision: Tensor  # (B, N)
+    kept: Tensor  # (B, K)
+    scores: Tensor  # (B, N)
+    sources: Tensor  # (B, 1 + M, N)
+    weights: Tensor | None  # share of each kept patch in each token, (B, A, K); None without aggregation
 
 
 def num_kept(num_patches: int, sparse_ratio: float) -> int:
