@@ -53,11 +53,13 @@ def _head_rules(theirs: str, ours: str) -> list[Rule]:
 
 def _demo_rules() -> tuple[Rule, ...]:
     """DeMo's published checkpoints, and the first SDTPS prototype's, which extends them."""
+    # The backbone.
     rules = [
         rule._replace(theirs=f"BACKBONE.base.{rule.theirs}", ours=f"backbone.vit.{rule.ours}")
         for rule in CLIP_RULES
     ]
     rules.append(Rule("BACKBONE.cv_embed", "backbone.camera_embed"))
+    # PIFE, SDTPS and one head per modality.
     for index, modality in enumerate(Modality):
         name = DEMO_MODALITIES[modality]
         rules += [
@@ -73,6 +75,7 @@ def _demo_rules() -> tuple[Rule, ...]:
             ),
             *_head_rules(f"_{modality.letter}", f"ori_{modality.key}"),
         ]
+    # HDM, ATMoE and the other heads.
     for subset in SUBSETS:
         theirs, ours = f"generalFusion.{subset}", f"branches.moe.hdm.attentions.{subset}"
         rules += [

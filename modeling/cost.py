@@ -87,7 +87,7 @@ def count_attention(inputs: list[Any], outputs: list[Any]) -> Counter[str]:
 
 
 class _TensorsIn(nn.Module):
-    """The model behind an interface of plain tensors, as tracing needs it."""
+    """The model with plain tensors as arguments, as tracing needs it."""
 
     def __init__(self, model: MultiModalReID) -> None:
         super().__init__()

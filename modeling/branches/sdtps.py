@@ -62,6 +62,7 @@ def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta:
         names = list(shares)[: len(rows)]  # none for a control
         return {n: on_grid(row, modality) for n, row in zip(names, rows, strict=True) if shares[n]}
 
+    # A control that aggregates nothing has no weights.
     weights = [result.weights.detach() for result in results if result.weights is not None]
     return Selection(
         kept=PerModality.build(kept),
