@@ -17,8 +17,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from modeling.branches.demo import DeMoFusion
-from modeling.hdm import HDM, SUBSETS
+from modeling.branches.demo import HDM, SUBSETS, DeMoFusion
 from modeling.reid_model import MultiModalReID
 from structures import RETURN_PATTERNS, ModalBatch, ModalTokens, ModelOutput, PerModality
 

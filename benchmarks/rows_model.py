@@ -25,8 +25,8 @@ from config import load_config
 from engine.meter import gradient_norm
 from evaluation.build import make_evaluate
 from modeling.backbone import CLIP_WIDTH
+from modeling.branches.demo import HDM
 from modeling.cost import count_multiply_adds
-from modeling.hdm import HDM
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from solver.build import make_criterion, make_optimizer

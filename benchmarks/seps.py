@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modeling.sdtps import choose, combine_scores, extra_token, masked_softmax, min_max_normalise
 from modeling.seps import CrossSparseAggrNet, DualTokenAggregation, TokenSparse, create_seps_model
+from modeling.seps.sdtps import choose, combine_scores, extra_token, masked_softmax, min_max_normalise
 
 logger = logging.getLogger(__name__)
 

@@ -80,6 +80,7 @@ def create_vit(
         stride: step between patches.
         timm_options: dropout rates and the like, passed to timm.
     """
+    # The small trunk of the demo.
     if name == TINY_STEM:
         if stride != (8, 8):
             raise UserError(
@@ -101,6 +102,7 @@ def create_vit(
             embed_layer=ConvStem,
             **timm_options,
         )
+    # A trunk of timm.
     timm_name = TIMM_NAMES.get(name, name)
     known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
     if timm_name not in known:
@@ -123,17 +125,11 @@ def create_vit(
 
 
 class EncodedImages(NamedTuple):
-    """What the backbone makes of B images.
+    """What the backbone makes of B images."""
 
-    Attributes:
-        globals_: class tokens, (B, C).
-        patches: patch tokens that are left, (B, n, C); all N without slimming.
-        slimmed: which patches are left; None without slimming.
-    """
-
-    globals_: Tensor
-    patches: Tensor
-    slimmed: SlimmedPatches | None
+    globals_: Tensor  # class tokens, (B, C)
+    patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
+    slimmed: SlimmedPatches | None  # which patches are left; None without slimming
 
 
 class Backbone(nn.Module):
@@ -182,6 +178,7 @@ class Backbone(nn.Module):
             proj_drop_rate=dropout,
             attn_drop_rate=attention_dropout,
         )
+        # CLIP's projection, and the camera embedding.
         width: int = self.vit.embed_dim
         self.dim = width
         if self.is_clip:
@@ -192,21 +189,17 @@ class Backbone(nn.Module):
         if num_embeddings:
             self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
+        # Where slimming happens, read the attention of the block.
         self.slimming = slimming
-        self.slim_layers = tuple(slim_layers)
-        self._check_slim_layers()
         self._readers: dict[int, ClassAttentionReader] = {}
         if slimming is not None:
             layers = attention_layers(self.vit)
-            self._readers = {layer: ClassAttentionReader(layers[layer - 1]) for layer in self.slim_layers}
-
-    def _check_slim_layers(self) -> None:
-        depth = len(self.vit.blocks)
-        if any(not 1 <= layer <= depth for layer in self.slim_layers):
-            raise UserError(
-                f"MODEL.SLIM_LAYERS {list(self.slim_layers)} names blocks that do not exist; this backbone "
-                f"has blocks 1 to {depth}"
-            )
+            if any(not 1 <= layer <= len(layers) for layer in slim_layers):
+                raise UserError(
+                    f"MODEL.SLIM_LAYERS {list(slim_layers)} names blocks that do not exist; this backbone "
+                    f"has blocks 1 to {len(layers)}"
+                )
+            self._readers = {layer: ClassAttentionReader(layers[layer - 1]) for layer in slim_layers}
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -235,15 +228,18 @@ class Backbone(nn.Module):
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
         """
+        # Patches to tokens, with position and camera.
         vit = self.vit
         tokens = vit._pos_embed(vit.patch_embed(images))  # (B, prefix + N, width)
         tokens = vit.norm_pre(self._add_camera(tokens, embedding_ids))
+        # The blocks, with or without slimming.
         slimmed, num_patches = None, tokens.shape[1] - vit.num_prefix_tokens
         if self.slimming is None:
             tokens = vit.blocks(tokens)
         else:
             tokens, slimmed = self._run_slimmed(tokens, present=images.flatten(1).any(dim=1))
             num_patches = slimmed.indices.shape[1]
+        # The output: without the register and extra tokens.
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
         return EncodedImages(tokens[:, 0], patches, slimmed)

@@ -33,11 +33,6 @@ REMEDIES = {
 """By the setting that names a weight file, what to do if it does not exist."""
 
 
-def read_checkpoint(path: str | Path, *, key: str = "") -> dict[str, Tensor]:
-    """Read the tensors of a weight file; see `read_content` and `find_tensors`."""
-    return find_tensors(read_content(path, key=key), path)
-
-
 def read_content(path: str | Path, *, key: str = "") -> Any:
     """Read a weight file; the format is told by content, not by name.
 

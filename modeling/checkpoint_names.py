@@ -12,34 +12,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from modeling.hdm import SUBSETS
+from modeling.branches.demo import SUBSETS
 from structures import Modality
 
 DEMO_MODALITIES = {Modality.RGB: "rgb", Modality.NI: "nir", Modality.TI: "tir"}
 
 
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 class Rule(NamedTuple):
-    """One correspondence between entries.
+    """One correspondence between entries."""
 
-    Attributes:
-        theirs: template of the name elsewhere.
-        ours: template of the name here.
-        to_ours: makes our tensor from theirs.
-        to_theirs: the inverse.
-    """
-
-    theirs: str
-    ours: str
-    to_ours: Callable[[Tensor], Tensor] = _same
-    to_theirs: Callable[[Tensor], Tensor] = _same
-
-    def prefixed(self, theirs: str, ours: str) -> Rule:
-        """The same rule, with both names below a prefix."""
-        return self._replace(theirs=theirs + self.theirs, ours=ours + self.ours)
+    theirs: str  # template of the name elsewhere
+    ours: str  # template of the name here
+    to_ours: Callable[[Tensor], Tensor] = lambda tensor: tensor  # makes our tensor from theirs
+    to_theirs: Callable[[Tensor], Tensor] = lambda tensor: tensor  # the inverse
 
 
 CLIP_RULES = (
@@ -68,8 +53,13 @@ def _head_rules(theirs: str, ours: str) -> list[Rule]:
 
 def _demo_rules() -> tuple[Rule, ...]:
     """DeMo's published checkpoints, and the first SDTPS prototype's, which extends them."""
-    rules = [rule.prefixed("BACKBONE.base.", "backbone.vit.") for rule in CLIP_RULES]
+    # The backbone.
+    rules = [
+        rule._replace(theirs=f"BACKBONE.base.{rule.theirs}", ours=f"backbone.vit.{rule.ours}")
+        for rule in CLIP_RULES
+    ]
     rules.append(Rule("BACKBONE.cv_embed", "backbone.camera_embed"))
+    # PIFE, SDTPS and one head per modality.
     for index, modality in enumerate(Modality):
         name = DEMO_MODALITIES[modality]
         rules += [
@@ -85,6 +75,7 @@ def _demo_rules() -> tuple[Rule, ...]:
             ),
             *_head_rules(f"_{modality.letter}", f"ori_{modality.key}"),
         ]
+    # HDM, ATMoE and the other heads.
     for subset in SUBSETS:
         theirs, ours = f"generalFusion.{subset}", f"branches.moe.hdm.attentions.{subset}"
         rules += [
@@ -119,16 +110,14 @@ VERSION_1 = {
 def with_current_names(state: Any) -> Any:
     """The entries of a model of ours, which may be one of version 1, under the names of today.
 
-    What is no state dict is handed back as it is, for the checks of checkpoints to refuse.
+    Anything but a state dict is returned unchanged; the checks of checkpoints refuse it.
     """
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         return state
 
-    def current(name: str) -> str:
-        before = next((before for before in VERSION_1 if name.startswith(before)), None)
-        return name if before is None else VERSION_1[before] + name.removeprefix(before)
-
-    return {current(name): tensor for name, tensor in state.items()}
+    for old, new in VERSION_1.items():
+        state = {re.sub(f"^{re.escape(old)}", new, name): tensor for name, tensor in state.items()}
+    return state
 
 
 DEMO_CLIP_RULES = _demo_rules()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from modeling.branches import Branch
 from modeling.reid_model import MultiModalReID
-from structures import ModalBatch, PerModality
+from structures import ModalBatch, Modality, PerModality
 
 
 @dataclass(frozen=True)
@@ -30,31 +32,19 @@ class PartCost:
 
 @dataclass(frozen=True)
 class CostReport:
-    """Cost of a model.
+    """Cost of a model."""
 
-    Attributes:
-        parts: cost by part; absent parts are left out.
-        images_per_second: measured in evaluation; a triple counts as three images.
-        batch_size: triples per batch in that measurement.
-        device: where it was measured.
-        tokens: how many tokens of one image enter each block of the backbone.
-    """
-
-    parts: tuple[PartCost, ...]
-    images_per_second: float
-    batch_size: int
-    device: str
-    tokens: tuple[int, ...]
+    parts: tuple[PartCost, ...]  # cost by part; absent parts are left out
+    images_per_second: float  # measured in evaluation; a triple counts as three images
+    batch_size: int  # triples per batch in that measurement
+    device: str  # where it was measured
+    tokens: tuple[int, ...]  # how many tokens of one image enter each block of the backbone
 
     @property
     def total(self) -> PartCost:
         """The sum of the parts."""
-        return PartCost(
-            "total",
-            sum(part.parameters for part in self.parts),
-            sum(part.trainable for part in self.parts),
-            sum(part.multiply_adds for part in self.parts),
-        )
+        sums = [sum(column) for column in zip(*(astuple(part)[1:] for part in self.parts), strict=True)]
+        return PartCost("total", *sums)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for metrics.json."""
@@ -84,10 +74,8 @@ class CostReport:
         runs = [(count, len(list(blocks))) for count, blocks in groupby(self.tokens)]
         if len(runs) > 1:
             lines.append(f"tokens: {', '.join(f'{count} in {blocks} blocks' for count, blocks in runs)}")
-        lines.append(
-            f"speed: {self.images_per_second:.1f} images/s in evaluation on {self.device}, "
-            f"batch of {self.batch_size} triples"
-        )
+        speed = f"speed: {self.images_per_second:.1f} images/s in evaluation on {self.device}"
+        lines.append(f"{speed}, batch of {self.batch_size} triples")
         lines.append("GFLOPs are multiply-adds for one triple (three images)")
         return "\n".join(lines)
 
@@ -95,15 +83,11 @@ class CostReport:
 def count_attention(inputs: list[Any], outputs: list[Any]) -> Counter[str]:
     """Multiply-adds of scaled dot-product attention, which fvcore does not know: Q·Kᵀ and weights·V."""
     query, key, value = (node.type().sizes() for node in inputs[:3])  # (B, heads, L, d) each
-    *batch, length, width = query
-    pairs = length * key[-2]
-    for size in batch:
-        pairs *= size
-    return Counter({"attention": pairs * (width + value[-1])})
+    return Counter({"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])})
 
 
 class _TensorsIn(nn.Module):
-    """The model behind an interface of plain tensors, as tracing needs it."""
+    """The model with plain tensors as arguments, as tracing needs it."""
 
     def __init__(self, model: MultiModalReID) -> None:
         super().__init__()
@@ -114,19 +98,25 @@ class _TensorsIn(nn.Module):
         return tuple(head.logits for head in output.heads)
 
 
-def _example(model: MultiModalReID, batch_size: int) -> tuple[Tensor, ...]:
-    """Random images and zero ids on the model's device: the arguments of `_TensorsIn`."""
-    parameter = next(model.parameters())
-    height, width = model.backbone.img_size
-    images = [torch.randn(batch_size, 3, height, width, device=parameter.device) for _ in PerModality._fields]
-    return (*images, torch.zeros(batch_size, dtype=torch.long, device=parameter.device))
+@contextmanager
+def _evaluating(model: MultiModalReID, batch_size: int) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
+    """For a while the model in evaluation mode, without gradient, and random triples on its device."""
+    device = next(model.parameters()).device
+    images = [torch.randn(batch_size, 3, *model.backbone.img_size, device=device) for _ in Modality]
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            ids = torch.zeros(batch_size, dtype=torch.long, device=device)
+            yield _TensorsIn(model).eval(), (*images, ids)
+    finally:
+        model.train(was_training)
 
 
 def model_parts(model: MultiModalReID) -> dict[str, str]:
     """The parts of a model in the order of the report: what it calls them -> their names as modules."""
     pife = {} if model.pife is None else {"PIFE": "pife"}
     branches = {
-        title: f"branches.{name}.{path}".rstrip(".")
+        title or type(branch).__name__: f"branches.{name}.{path}".rstrip(".")
         for name, branch in cast("Mapping[str, Branch]", model.branches).items()
         for path, title in branch.cost_titles.items()
     }
@@ -135,79 +125,57 @@ def model_parts(model: MultiModalReID) -> dict[str, str]:
 
 def count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
     """Multiply-adds for one triple, by what the report calls the part."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _evaluating(model, 1) as (runner, example):
         warnings.simplefilter("ignore", FutureWarning)  # fvcore uses torch.jit, which newer torch deprecates
-        return _count_multiply_adds(model)
+        from fvcore.nn import FlopCountAnalysis  # late, since importing it warns
 
-
-def _count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
-    from fvcore.nn import FlopCountAnalysis  # late, since importing it warns
-
-    was_training = model.training
-    model.eval()
-    analysis = FlopCountAnalysis(_TensorsIn(model), _example(model, 1))
-    analysis.set_op_handle("aten::scaled_dot_product_attention", count_attention)
-    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-    by_module = analysis.by_module()
-    model.train(was_training)
+        analysis = FlopCountAnalysis(runner, example)
+        analysis.set_op_handle("aten::scaled_dot_product_attention", count_attention)
+        analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+        by_module = analysis.by_module()
     return {title: int(by_module[f"model.{part}"]) for title, part in model_parts(model).items()}
 
 
-@torch.no_grad()
 def count_tokens(model: MultiModalReID) -> tuple[int, ...]:
     """How many tokens of one image enter each block of the backbone in evaluation."""
-    was_training = model.training
     counts: list[int] = []
     hooks = [
         block.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].shape[1]))
         for block in model.backbone.vit.blocks
     ]
     try:
-        _TensorsIn(model).eval()(*_example(model, 1))
+        with _evaluating(model, 1) as (runner, example):
+            runner(*example)
     finally:
         for hook in hooks:
             hook.remove()
-        model.train(was_training)
     return tuple(counts)
 
 
-@torch.no_grad()
 def measure_speed(model: MultiModalReID, batch_size: int, *, min_seconds: float = 1.0) -> float:
     """Images per second in evaluation, on the device that holds the model, after one warm-up pass."""
-    was_training = model.training
-    runner = _TensorsIn(model).eval()
-    example = _example(model, batch_size)
-    device = example[0].device
-
-    def run() -> None:
-        runner(*example)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    run()
-    passes = 0
-    start = time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < min_seconds or passes < 2:
-        run()
-        passes += 1
-    model.train(was_training)
-    return 3 * batch_size * passes / elapsed
+    with _evaluating(model, batch_size) as (runner, example):
+        device, passes, start = example[0].device, -1, 0.0
+        while passes < 2 or time.perf_counter() - start < min_seconds:
+            runner(*example)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            passes += 1
+            start = start if passes else time.perf_counter()  # the first pass is the warm-up
+        return 3 * batch_size * passes / (time.perf_counter() - start)
 
 
 def measure_cost(model: MultiModalReID) -> CostReport:
     """Count parameters and multiply-adds by part, and measure the speed on the model's device."""
     multiply_adds = count_multiply_adds(model)
-    device = next(model.parameters()).device
-    batch_size = 64 if device.type == "cuda" else 4
     parts = []
     for title, part in model_parts(model).items():
         parameters = list(model.get_submodule(part).parameters())
         trainable = sum(p.numel() for p in parameters if p.requires_grad)
         parts.append(PartCost(title, sum(p.numel() for p in parameters), trainable, multiply_adds[title]))
-    where = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
-    tokens = count_tokens(model)
-    return CostReport(tuple(parts), measure_speed(model, batch_size), batch_size, where, tokens)
+    device = next(model.parameters()).device
+    on_cuda = device.type == "cuda"
+    where = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
+    batch_size = 64 if on_cuda else 4
+    speed = measure_speed(model, batch_size)
+    return CostReport(tuple(parts), speed, batch_size, where, count_tokens(model))

@@ -10,17 +10,15 @@ from dataclasses import dataclass
 from torch import nn
 from yacs.config import CfgNode
 
-from modeling.atmoe import ATMoE
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
-from modeling.branches.demo import DeMoFusion
+from modeling.branches.demo import HDM, SUBSETS, ATMoE, DeMoFusion
 from modeling.branches.original import Original
 from modeling.branches.sdtps import SDTPSBranch
-from modeling.hdm import HDM, SUBSETS
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import MultiModalSDTPS
+from modeling.seps.sdtps import MultiModalSDTPS
 from modeling.slimming import Slimming
 from structures import Modality, UserError
 
@@ -29,15 +27,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSizes:
-    """What a branch has to know of the tokens that it will get.
+    """What a branch has to know of the tokens that it will get."""
 
-    Attributes:
-        dim: C, their width.
-        num_patches: N, of an image; also with slimming, so that the weights of a branch stay the same.
-    """
-
-    dim: int
-    num_patches: int
+    dim: int  # C, their width
+    num_patches: int  # N, of an image; also with slimming, so that the weights of a branch stay the same
 
 
 BranchBuilder = Callable[[CfgNode, TokenSizes], dict[str, Branch]]
@@ -70,6 +63,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         camera_num: number of cameras, for MODEL.SIE_CAMERA.
         view_num: number of views (scenes), for MODEL.SIE_VIEW.
     """
+    # The backbone, with a row of its camera embedding for each camera, view, or pair of both.
     options = cfg.MODEL
     if options.SIE_VIEW and not view_num:
         raise UserError(f"MODEL.SIE_VIEW is on, but {cfg.DATASETS.NAMES} has one scene only; set it to False")
@@ -78,6 +72,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
     rows, columns = backbone.grid
     sizes = TokenSizes(backbone.dim, rows * columns)
+    # PIFE, and the branches that the configuration switches on.
     pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
     branches: dict[str, Branch] = {}
     for build in _builders.values():
@@ -93,15 +88,10 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         num_views=views,
         use_cameras=options.SIE_CAMERA,
     )
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     logger.info(
-        "model %s: %s, %d x %d patches, heads %s, %.2f M trainable parameters",
-        options.NAME,
-        options.TRANSFORMER_TYPE,
-        rows,
-        columns,
-        ", ".join(branches),
-        trainable / 1e6,
+        f"model {options.NAME}: {options.TRANSFORMER_TYPE}, {rows} x {columns} patches, "
+        f"heads {', '.join(branches)}, {trainable:.2f} M trainable parameters"
     )
     return model
 
@@ -176,18 +166,18 @@ def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
         return {}
     if options.SDTPS_SELECT == "all":
         return {"sdtps": SDTPSBranch(AllPatches(), sizes.dim)}
-    at_random = options.SDTPS_SELECT == "random"
+    ratio, selectors = options.SDTPS_SPARSE_RATIO, None
+    if options.SDTPS_SELECT == "random":
+        selectors = [RandomSparse(ratio, seed=index) for index in range(len(Modality))]
     select = MultiModalSDTPS(
         sizes.dim,
         sizes.num_patches,
-        sparse_ratio=options.SDTPS_SPARSE_RATIO,
+        sparse_ratio=ratio,
         aggr_ratio=options.SDTPS_AGGR_RATIO,
         beta=options.SDTPS_BETA,
         use_gumbel=options.SDTPS_USE_GUMBEL,
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
-        selectors=[RandomSparse(options.SDTPS_SPARSE_RATIO, seed=index) for index in range(len(Modality))]
-        if at_random
-        else None,
+        selectors=selectors,
     )
     guide_by_class = options.SDTPS_GUIDE == "class"
     return {"sdtps": SDTPSBranch(select, sizes.dim, beta=options.SDTPS_BETA, guide_by_class=guide_by_class)}
@@ -197,10 +187,8 @@ def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     options = cfg.MODEL
     if not options.HDM:
         return {}
-    atmoe = None
     hdm = HDM(sizes.dim)
-    if options.ATM:
-        atmoe = ATMoE(sizes.dim, num_features=len(SUBSETS), num_heads=options.HEAD)
+    atmoe = ATMoE(sizes.dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None
     return {"moe": DeMoFusion(hdm, atmoe, sizes.dim)}
 
 

@@ -1,8 +1,8 @@
-"""Slimming: drop patches inside the backbone, so that the blocks behind compute less.
+"""Slimming: drop patches inside the backbone, so that the following blocks compute less.
 
 After a block, the patches of each modality are scored with the help of the other modalities; the best share
-is kept, and the others are fused into one extra token. The three images are aligned: what stands at a place
-in one of them stands there in the others too, while clutter and sensor faults differ. See docs/slimming.md.
+is kept, and the others are fused into one extra token. The three images are aligned: a patch index means the
+same part of the scene in all of them, while clutter and sensor faults differ. See docs/method.md.
 
 Shapes: M modalities, B samples, C channels, N patches of an image, n patches that are left, K that are kept,
 E extra tokens (0 or 1), P prefix tokens. The samples of the M modalities stand one after the other,
@@ -17,28 +17,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modeling.sdtps import choose, min_max_normalise
+from modeling.seps.sdtps import choose, min_max_normalise
 
 SCORES = ("attention", "cosine")
 """What a class token says of a patch: how much it attends to it, or how similar it is to it."""
 
 
 class SlimTokens(NamedTuple):
-    """The tokens between two blocks.
+    """The tokens between two blocks."""
 
-    Attributes:
-        prefix: the class token, then register tokens if the backbone has any, (M * B, P, C).
-        patches: the patches that are left, (M * B, n, C).
-        extra: one token that stands for the patches dropped so far, if there are any, (M * B, E, C).
-        indices: of the patches that are left in the image, ascending, (M * B, n), in [0, N).
-        scores: the last score of every patch of the image, (M * B, N); 0 before the first.
-    """
-
-    prefix: Tensor
-    patches: Tensor
-    extra: Tensor
-    indices: Tensor
-    scores: Tensor
+    prefix: Tensor  # the class token, then register tokens if the backbone has any, (M * B, P, C)
+    patches: Tensor  # the patches that are left, (M * B, n, C)
+    extra: Tensor  # one token that stands for the patches dropped so far, if there are any, (M * B, E, C)
+    indices: Tensor  # of the patches that are left in the image, ascending, (M * B, n), in [0, N)
+    scores: Tensor  # the last score of every patch of the image, (M * B, N); 0 before the first
 
     @staticmethod
     def whole(tokens: Tensor, num_prefix: int) -> SlimTokens:
@@ -56,9 +48,8 @@ class SlimTokens(NamedTuple):
     def updated(self, tokens: Tensor) -> SlimTokens:
         """The same tokens after a block; `tokens` as from `joined`."""
         sizes = [part.shape[1] for part in (self.prefix, self.patches, self.extra)]
-        return self._replace(
-            **dict(zip(("prefix", "patches", "extra"), tokens.split(sizes, dim=1), strict=True))
-        )
+        prefix, patches, extra = tokens.split(sizes, dim=1)
+        return self._replace(prefix=prefix, patches=patches, extra=extra)
 
 
 class Slimming(nn.Module):
@@ -67,7 +58,7 @@ class Slimming(nn.Module):
     score = (2 * own + sum over other modalities) / (2 + number of other modalities)
 
     `own` is what the modality's class token says of the patch. With `attention`, another modality adds what
-    *its* class token says of *its* patch at the same place, 0 if that has been dropped. With `cosine`, it
+    *its* class token says of *its* patch at the same index, 0 if that has been dropped. With `cosine`, it
     adds the similarity of the patch with its class token, as in SDTPS. All are stretched to [0, 1]. A
     modality whose image is missing adds nothing.
 
@@ -110,10 +101,10 @@ class Slimming(nn.Module):
         self.train_ratio = 1 - done * (1 - self.keep_ratio)
 
     def forward(self, state: SlimTokens, attention: Tensor, present: Tensor) -> SlimTokens:
-        """Drop patches behind a block.
+        """Drop patches after a block.
 
         Args:
-            state: the tokens behind the block.
+            state: the tokens after the block.
             attention: of the class token in the block, to the patches, then to the extra token,
                 (M * B, n + E).
             present: whether an image is there, (M * B,); False where it is missing.
@@ -121,11 +112,13 @@ class Slimming(nn.Module):
         Returns:
             K patches and one extra token; the state as it is if all patches are kept.
         """
+        # Score the patches.
         decide = self.use_gumbel and self.training
         # Half precision is too coarse to tell similar patches apart.
         in_full = torch.autocast(attention.device.type, enabled=False)
         with in_full, torch.set_grad_enabled(decide and torch.is_grad_enabled()):
             scores, extra_score = self._score(state, attention.float(), present)
+        # Keep the best.
         ratio = self.train_ratio if self.training else self.keep_ratio
         kept, discarded, decision = choose(scores, ratio, self.gumbel_tau if decide else None)
         if discarded.shape[1] == 0:
@@ -133,7 +126,7 @@ class Slimming(nn.Module):
         patches = _take(state.patches, kept)
         if decide:
             patches = patches * decision.gather(1, kept).unsqueeze(-1).to(patches.dtype)
-        # The earlier extra token is one of those that the new one is made of.
+        # Fuse the others and the earlier extra token into the new extra token.
         shares = torch.cat([scores.gather(1, discarded), extra_score], dim=1).softmax(dim=-1)
         dropped = torch.cat([_take(state.patches, discarded), state.extra], dim=1)  # (M * B, n - K + E, C)
         return SlimTokens(
@@ -156,16 +149,13 @@ class Slimming(nn.Module):
         if not self.cross_modal:
             return own, extra
         there = present.view(self.num_modalities, -1).to(own.dtype)  # (M, B)
-        others = (
-            self._cosine_of_others(state, there)
-            if self.score_kind == "cosine"
-            else self._same_index(own, state, there)
-        )
+        by_cosine = self.score_kind == "cosine"
+        others = self._cosine_of_others(state, there) if by_cosine else self._same_index(own, state, there)
         num_others = (there.sum(dim=0) - there).flatten().unsqueeze(1)  # (M * B, 1)
         return (2 * own + others) / (2 + num_others), extra
 
     def _same_index(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
-        """The sum of what the other modalities say of their patch at the same place, (M * B, n)."""
+        """The sum of what the other modalities say of their patch of the same index, (M * B, n)."""
         said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.indices, own)  # (M * B, N)
         said = said.unflatten(0, (self.num_modalities, -1)) * there.unsqueeze(-1)  # (M, B, N)
         others = said.sum(dim=0) - said
@@ -181,6 +171,6 @@ class Slimming(nn.Module):
         return (said.sum(dim=0) - own).flatten(0, 1)
 
 
-def _take(tokens: Tensor, places: Tensor) -> Tensor:
+def _take(tokens: Tensor, indices: Tensor) -> Tensor:
     """(B, n, C) at (B, K) -> (B, K, C)."""
-    return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+    return tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))

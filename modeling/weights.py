@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
-from modeling.checkpoint_file import WeightsError, find_tensors, read_checkpoint, read_content
+from modeling.checkpoint_file import WeightsError, find_tensors, read_content
 from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
 from modeling.reid_model import MultiModalReID
 
@@ -31,31 +31,19 @@ NOT_BACKBONE = ("head.", "head_dist.", "fc_norm.", "pre_logits.", "fc.", "mask_t
 
 @dataclass
 class LoadReport:
-    """What became of each entry.
+    """What became of each entry."""
 
-    Attributes:
-        loaded: entries of the model that were filled as they are.
-        resized: entries that were resized to the model's grid, with both shapes.
-        dropped: entries of the file that were left out on purpose, with the reason.
-        missing: entries of the model that the file does not have; they keep their initial values.
-        unexpected: entries of the file that the model has no place for.
-    """
-
-    loaded: list[str] = field(default_factory=list)
-    resized: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)  # of the model, filled as they are
+    resized: list[str] = field(default_factory=list)  # of the model, resized to its grid
+    dropped: list[str] = field(default_factory=list)  # of the file, left out on purpose, with the reason
+    missing: list[str] = field(default_factory=list)  # of the model, not in the file; unchanged
+    unexpected: list[str] = field(default_factory=list)  # of the file, not in the model
 
     def summary(self) -> str:
         """The counts, then the first few entries of every list but `loaded`."""
         counts = ", ".join(f"{len(entries)} {name}" for name, entries in vars(self).items())
-        details = [
-            f"\n  {name}: {shorten(entries)}"
-            for name, entries in vars(self).items()
-            if entries and name != "loaded"
-        ]
-        return counts + "".join(details)
+        others = [(name, entries) for name, entries in vars(self).items() if entries and name != "loaded"]
+        return counts + "".join(f"\n  {name}: {shorten(entries)}" for name, entries in others)
 
 
 def shorten(names: Sequence[str], limit: int = 5) -> str:
@@ -65,12 +53,7 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
-    """Where a checkpoint comes from, by its entries.
-
-    Returns:
-        `ours`, `demo` (DeMo or the first SDTPS prototype), `clip` (OpenAI or open_clip), `vit` (timm names),
-        or None.
-    """
+    """`ours`, `demo` (or the first SDTPS prototype), `clip` (OpenAI, open_clip), `vit` (timm), or None."""
     if any(name.startswith("backbone.vit.") for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
@@ -89,28 +72,20 @@ def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]
 
 
 def to_demo_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Translate the entries of a whole model of ours to DeMo's names, likewise."""
+    """The inverse of `to_our_names`, for a model of ours."""
     is_clip = "backbone.vit.norm_pre.weight" in state
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES, to_ours=False)
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A whole model in a file.
-
-    Attributes:
-        path: of the file.
-        origin: `ours` or `demo`.
-        state: the entries, under our names.
-        unknown: the names of entries that have no name here.
-        content: all that the file holds.
-    """
+    """A whole model in a file."""
 
     path: str | Path
-    origin: str
-    state: dict[str, Tensor]
-    unknown: list[str]
-    content: Any = None
+    origin: str  # `ours` or `demo`
+    state: dict[str, Tensor]  # the entries, under our names
+    unknown: list[str]  # the names of entries that have no name here
+    content: Any = None  # all that the file holds
 
     @property
     def num_classes(self) -> int:
@@ -128,16 +103,12 @@ def _length(tensor: Tensor) -> int:
 
 
 def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor]]:
-    """Read a weight file and say where it comes from; a prefix that all entries share is taken off.
-
-    Args:
-        path: of the file.
-        key: the setting that names it, for messages.
-    """
-    return _recognise(read_checkpoint(path, key=key), path)
+    """Read a weight file that the setting `key` names; returns what `recognise` does."""
+    return recognise(find_tensors(read_content(path, key=key), path), path)
 
 
-def _recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
+def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
+    """Where entries come from, and the entries; a prefix that all of them share is taken off."""
     state = whole
     while (origin := identify(state)) is None:
         prefixes = {name.partition(".")[0] for name in state if "." in name}
@@ -147,15 +118,14 @@ def _recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[st
                 f"with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
-    if state is not whole:
-        logger.info("%s: took a common prefix off all entries", path)
+    logger.info("%s: weights of %s%s", path, origin, "" if state is whole else ", below a common prefix")
     return origin, state
 
 
 def read_model(path: str | Path) -> ModelFile:
     """Read a whole model (TEST.WEIGHT): a checkpoint of ours, of DeMo or of the first SDTPS prototype."""
     content = read_content(path, key="TEST.WEIGHT")
-    origin, state = _recognise(find_tensors(content, path), path)
+    origin, state = recognise(find_tensors(content, path), path)
     if origin not in ("ours", "demo"):
         raise WeightsError(
             f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
@@ -182,28 +152,21 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     if origin in ("ours", "demo"):
         file = ModelFile(path, origin, *to_our_names(state))
         return fill_model(model, file, allow_partial=allow_partial)
+    # Bring the entries of a backbone under timm's names.
     report = LoadReport()
     if origin == "clip":
         state = _clip_tower(state, report)
     elif "dist_token" in state and "pos_embed" in state and state["pos_embed"].dim() == 3:
-        # A distilled DeiT has a second token behind the class token, which this model has not.
+        # A distilled DeiT has a second token after the class token, which this model does not have.
         state["pos_embed"] = torch.cat([state["pos_embed"][:, :1], state["pos_embed"][:, 2:]], dim=1)
+    # Leave its classifier out; CLIP's projection is part of the backbone.
     keep_projection = model.backbone.is_clip
     for name in [n for n in state if n.startswith(NOT_BACKBONE)]:
         if not (keep_projection and name == "head.weight"):
             report.dropped.append(f"{name} (classifier)")
             del state[name]
     vit, grid = model.backbone.vit, model.backbone.grid
-    accepted = _match(vit, state, report, grid=grid, path=path, allow_partial=allow_partial)
-    _judge(report, path, optional=(), allow_partial=allow_partial)
-    vit.load_state_dict(accepted, strict=False)
-    logger.info("backbone weights from %s (%s): %s", path, origin, report.summary())
-    return report
-
-
-def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
-    """Fill a whole model from a file; see `read_model` and `fill_model`."""
-    return fill_model(model, read_model(path), allow_partial=allow_partial)
+    return _fill(vit, state, report, path=path, grid=grid, allow_partial=allow_partial)
 
 
 def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
@@ -218,12 +181,8 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    grid = model.backbone.grid
-    accepted = _match(model, state, report, grid=grid, path=file.path, allow_partial=allow_partial)
-    _judge(report, file.path, optional=(CLASSIFIER,), allow_partial=allow_partial)
-    model.load_state_dict(accepted, strict=False)
-    logger.info("model weights from %s (%s): %s", file.path, file.origin, report.summary())
-    return report
+    path, grid, optional = file.path, model.backbone.grid, (CLASSIFIER,)
+    return _fill(model, state, report, path=path, grid=grid, allow_partial=allow_partial, optional=optional)
 
 
 def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
@@ -235,81 +194,80 @@ def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tenso
     return renamed
 
 
-def _judge(report: LoadReport, path: str | Path, *, optional: tuple[str, ...], allow_partial: bool) -> None:
-    """Refuse a file that does not fit."""
+def _fill(
+    module: nn.Module,
+    state: Mapping[str, Tensor],
+    report: LoadReport,
+    *,
+    path: str | Path,
+    grid: tuple[int, int],
+    allow_partial: bool,
+    optional: tuple[str, ...] = (),
+) -> LoadReport:
+    """Fill a module with the entries of a file, position embeddings resized, and complete the report.
+
+    A file that does not fit is refused and leaves the module as it was. Entries whose names end as `optional`
+    says may be missing.
+    """
+    own = module.state_dict()
+    accepted: dict[str, Tensor] = {}
+    misfit = f"{path} does not fit this configuration"
+    # Take the entries one by one.
+    for name, tensor in state.items():
+        if name not in own:
+            report.unexpected.append(name)
+            continue
+        found, wanted = tensor, own[name]
+        other_grid = found.shape != wanted.shape and found.shape[::2] == wanted.shape[::2]
+        if name.endswith("pos_embed") and other_grid and found.is_floating_point():
+            num_prefix = wanted.shape[1] - grid[0] * grid[1]
+            tensor = resize_position_embedding(found, grid, num_prefix=num_prefix)
+        if fault := _find_fault(name, tensor, wanted):
+            if not allow_partial:
+                raise WeightsError(f"{misfit}: {fault}")
+            report.dropped.append(f"({fault})")
+            continue
+        accepted[name] = tensor
+        if tensor.shape == found.shape:
+            report.loaded.append(name)
+        else:
+            report.resized.append(f"{name} {tuple(found.shape)} to {tuple(tensor.shape)}")
+    report.missing += [name for name in own if name not in accepted]
+    # Judge the file as a whole.
     missing = [name for name in report.missing if not name.endswith(optional)]
     if not report.loaded:
         raise WeightsError(f"no entry of {path} fits this model; it is of another architecture")
     if (missing or report.unexpected) and not allow_partial:
         raise WeightsError(
-            f"{path} does not fit this configuration: {len(missing)} entries are missing "
-            f"({shorten(missing, 3) or 'none'}), {len(report.unexpected)} are unexpected "
-            f"({shorten(report.unexpected, 3) or 'none'}); use the configuration it was trained with, or add "
-            "--allow_partial to load what fits"
+            f"{misfit}: {len(missing)} entries are missing ({shorten(missing, 3) or 'none'}), "
+            f"{len(report.unexpected)} are unexpected ({shorten(report.unexpected, 3) or 'none'}); use the "
+            "configuration it was trained with, or add --allow_partial to load what fits"
         )
+    module.load_state_dict(accepted, strict=False)
+    logger.info("weights from %s: %s", path, report.summary())
+    return report
 
 
-def _match(
-    module: nn.Module,
-    state: Mapping[str, Tensor],
-    report: LoadReport,
-    *,
-    grid: tuple[int, int],
-    path: str | Path,
-    allow_partial: bool,
-) -> dict[str, Tensor]:
-    """What fits the module, with position embeddings resized; other wrong shapes are left out or refused."""
-    own = module.state_dict()
-    accepted: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        if name not in own:
-            report.unexpected.append(name)
-            continue
-        wanted = own[name].shape
-        if fault := _type_fault(name, tensor, own[name]):
-            if not allow_partial:
-                raise WeightsError(f"{path} does not fit this configuration: {fault}")
-            report.dropped.append(f"({fault})")
-            continue
-        if name.endswith("pos_embed") and tensor.shape[::2] == wanted[::2] and tensor.shape != wanted:
-            num_prefix = wanted[1] - grid[0] * grid[1]
-            old, tensor = tensor, resize_position_embedding(tensor, grid, num_prefix=num_prefix)
-            report.resized.append(f"{name} {tuple(old.shape)} to {tuple(tensor.shape)}")
-        else:
-            report.loaded.append(name)
-        if tensor.shape != wanted:
-            shapes = f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(wanted)}"
-            if not allow_partial:
-                raise WeightsError(f"{path} does not fit this configuration: {shapes}")
-            report.loaded.remove(name)
-            report.dropped.append(f"({shapes})")
-            continue
-        accepted[name] = tensor
-    report.missing += [name for name in own if name not in accepted]
-    return accepted
-
-
-def _type_fault(name: str, tensor: Tensor, own: Tensor) -> str:
-    """Why an entry of the file is not of the kind that the model needs; floating-point numbers are alike."""
-    if tensor.dtype == own.dtype or (tensor.is_floating_point() and own.is_floating_point()):
-        return ""
-    held, needed = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
-    return f"{name} holds {held} values, the model needs {needed}"
+def _find_fault(name: str, tensor: Tensor, own: Tensor) -> str:
+    """Why an entry of the file does not fit the model's; floating-point numbers of any precision do."""
+    if tensor.dtype != own.dtype and not (tensor.is_floating_point() and own.is_floating_point()):
+        held, needed = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, own.dtype))
+        return f"{name} holds {held} values, the model needs {needed}"
+    if tensor.shape != own.shape:
+        return f"{name} has shape {tuple(tensor.shape)}, the model needs {tuple(own.shape)}"
+    return ""
 
 
 def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1) -> Tensor:
     """Resize a position embedding to another grid, bilinearly, as DeMo does.
 
     The old grid is not in the file. It is taken to be square, or else to have the proportions of the new one,
-    or else those of a person (2:1) or a vehicle (1:2), whichever lies as the new one does.
+    or else those of a person (2:1) or, for a wide grid, of a vehicle (1:2).
 
     Args:
         embedding: (1, num_prefix + rows * columns, C).
         grid: rows and columns wanted.
         num_prefix: positions in front that do not belong to patches, such as the class token's.
-
-    Returns:
-        (1, num_prefix + rows * columns, C), for the new grid.
     """
     count = embedding.shape[1] - num_prefix
     for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
@@ -318,6 +276,7 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
             break
     else:
         raise WeightsError(f"the grid of a position embedding with {count} patches cannot be told")
-    patches = embedding[:, num_prefix:].unflatten(1, (rows, count // rows)).permute(0, 3, 1, 2)
-    patches = F.interpolate(patches, size=grid, mode="bilinear", align_corners=False)
-    return torch.cat([embedding[:, :num_prefix], patches.flatten(2).transpose(1, 2)], dim=1)
+    old = [rows, count // rows]
+    return resample_abs_pos_embed(
+        embedding, list(grid), old, num_prefix_tokens=num_prefix, interpolation="bilinear", antialias=False
+    )

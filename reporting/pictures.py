@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib import colormaps
-from matplotlib.colors import hsv_to_rgb
 from torch import Tensor
 
 from structures import Modality, PerModality, Selection
@@ -115,6 +113,8 @@ def colour_by_token(images: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Te
 
 def token_colours(count: int) -> Tensor:
     """Colours that can be told apart, (count, 3): hues far from each other, in two brightnesses."""
+    from matplotlib.colors import hsv_to_rgb  # late: training imports this file, and does without matplotlib
+
     index = np.arange(count)
     hue, strong = (index * HUE_STEP) % 1, index % 2 == 0
     colours = hsv_to_rgb(np.stack([hue, np.where(strong, 0.9, 0.6), np.where(strong, 0.75, 1.0)], axis=1))
@@ -171,6 +171,8 @@ def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], gr
 
 def _coloured(values: Tensor, colours: str) -> Tensor:
     """(T, 1, H, W) in [0, 1] -> (T, 3, H, W)."""
+    from matplotlib import colormaps  # late, likewise
+
     return torch.from_numpy(colormaps[colours](values[:, 0].numpy())[..., :3]).float().permute(0, 3, 1, 2)
 
 

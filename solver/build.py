@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
-from solver.losses import ReIDLoss
+from solver.losses import HeadLoss, ReIDLoss
 from solver.optimizer import build_optimizer, parameter_groups
 from solver.schedule import build_schedule
+
+_more_losses: dict[str, Callable[[CfgNode], HeadLoss | None]] = {}
+
+
+def register_loss(name: str, build: Callable[[CfgNode], HeadLoss | None]) -> None:
+    """Add a loss `<head>/<name>` to every head; `build` returns None where cfg leaves it out."""
+    if name in {"id", "triplet", *_more_losses}:
+        raise ValueError(f"there is a loss {name!r} already; choose another name")
+    _more_losses[name] = build
 
 
 def make_criterion(cfg: CfgNode) -> ReIDLoss:
@@ -20,6 +31,7 @@ def make_criterion(cfg: CfgNode) -> ReIDLoss:
         label_smoothing=0.1 if cfg.MODEL.IF_LABELSMOOTH == "on" else 0.0,
         margin=None if cfg.MODEL.NO_MARGIN else cfg.SOLVER.MARGIN,
         head_weights={"sdtps": cfg.MODEL.SDTPS_LOSS_WEIGHT} if cfg.MODEL.USE_SDTPS else {},
+        more={name: loss for name, build in _more_losses.items() if (loss := build(cfg)) is not None},
     )
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from structures import ModelOutput
+from structures import HeadOutput, ModelOutput
+
+HeadLoss = Callable[[HeadOutput, Tensor], Tensor]
+"""From what a head gives and the labels (B,) to a scalar."""
 
 
 def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | None) -> Tensor:
@@ -17,7 +20,7 @@ def batch_hard_triplet(features: Tensor, person_ids: Tensor, margin: float | Non
 
     The anchor counts among its own positives, at a distance of almost zero: an identity with a single image
     in the batch pushes its negatives away and pulls nothing. Without any negative the loss is NaN: the batch
-    needs two identities, which the sampler sees to. Never computed in half precision, because squared
+    needs two identities, as the sampler provides. Never computed in half precision, because squared
     distances of un-normalised features overflow or lose their differences there.
 
     Args:
@@ -53,31 +56,24 @@ def _euclidean(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ReIDLoss:
-    """Identity and triplet loss of every head.
+    """Identity and triplet loss of every head."""
 
-    Attributes:
-        id_weight: weight of the cross-entropy.
-        triplet_weight: weight of the triplet loss.
-        label_smoothing: share of the target that is spread evenly over all identities.
-        margin: of the triplet loss; None for the soft margin.
-        head_weights: further weight of a head's two losses, by the head's name; 1 for those not listed.
-    """
-
-    id_weight: float
-    triplet_weight: float
-    label_smoothing: float
-    margin: float | None
-    head_weights: Mapping[str, float] = field(default_factory=dict)
+    id_weight: float  # weight of the cross-entropy
+    triplet_weight: float  # weight of the triplet loss
+    label_smoothing: float  # share of the target that is spread evenly over all identities
+    margin: float | None  # of the triplet loss; None for the soft margin
+    head_weights: Mapping[str, float] = field(default_factory=dict)  # by head; others have 1
+    more: Mapping[str, HeadLoss] = field(default_factory=dict)  # registered losses
 
     def __call__(self, output: ModelOutput, person_ids: Tensor) -> dict[str, Tensor]:
-        """The weighted losses by name: two per head, and those that branches computed.
+        """The weighted losses by name: those of each head, and those that branches computed.
 
         Args:
             output: heads with logits (B, K) and features (B, D).
             person_ids: (B,) labels in [0, K).
 
         Returns:
-            Scalars under `<head>/id`, `<head>/triplet` and the names in `output.losses`.
+            Scalars under `<head>/id`, `<head>/triplet` and so on, and the names in `output.losses`.
         """
         unknown = set(self.head_weights) - {head.name for head in output.heads}
         if unknown:
@@ -91,6 +87,8 @@ class ReIDLoss:
             triplet_loss = batch_hard_triplet(head.features, person_ids, self.margin)
             losses[f"{head.name}/id"] = weight * self._id_loss(head.logits, person_ids)
             losses[f"{head.name}/triplet"] = weight * self.triplet_weight * triplet_loss
+            for name, loss in self.more.items():
+                losses[f"{head.name}/{name}"] = weight * loss(head, person_ids)
         return losses | output.losses
 
     def _id_loss(self, logits: Tensor, person_ids: Tensor) -> Tensor:

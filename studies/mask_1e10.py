@@ -10,7 +10,7 @@ from patched import sdtps, train
 
 
 def softmax_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:
-    """See `modeling.sdtps.masked_softmax`."""
+    """See `modeling.seps.sdtps.masked_softmax`."""
     return (logits - (1 - decision).unsqueeze(-2) * 1e10).softmax(dim=-1)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import train_net
 from engine.command import run_command
-from modeling import sdtps
+from modeling.seps import sdtps
 
 
 def score_by(choose: Callable[[Tensor, Sequence[Tensor]], Tensor]) -> None:

@@ -22,6 +22,8 @@ from torch.utils.data import DataLoader
 from datasets.synthetic import ensure_synthetic
 from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
+from modeling.reid_model import MultiModalReID
+from modeling.weights import LoadReport, fill_model, read_model
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, RankingMetrics, RetrievalSet, Role
 from tools.soak import MINIATURE
 
@@ -47,6 +49,11 @@ def run_away_from_the_project(program: str, folder: Path) -> None:
         [sys.executable, "-I", "-c", before + program + after], capture_output=True, text=True, cwd=folder
     )
     assert result.returncode == 0, result.stderr
+
+
+def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
+    """Fill a whole model from a file."""
+    return fill_model(model, read_model(path), allow_partial=allow_partial)
 
 
 def is_running(pid: int) -> bool:

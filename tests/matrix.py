@@ -57,7 +57,8 @@ class Environment(NamedTuple):
 
 def requirements_of(project: Mapping[str, Any]) -> list[str]:
     """All that the tests need, as pyproject.toml's table `project` states it."""
-    return [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *extras["report"], *extras["test"]]
 
 
 def lower_bound(requirement: str) -> str:

@@ -32,11 +32,15 @@ RUNS_CODE = {
     "os.popen",
 }
 """Calls that may run what a foreign file holds."""
-PROGRAM = {*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/*.py")} - set(ROOT.glob("tests/*.py"))
+PROGRAM = {
+    path
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("[a-z]*/**/*.py"))
+    if not {"tests", "build"} & set(path.relative_to(ROOT).parts)  # pip builds in modeling/seps/build
+}
 
 
 def files_of(package: str) -> list[Path]:
-    files = [ROOT / f"{package}.py"] if package == "structures" else sorted((ROOT / package).rglob("*.py"))
+    files = sorted(path for path in PROGRAM if path.relative_to(ROOT).with_suffix("").parts[0] == package)
     assert files, f"no files in {package}"
     return files
 
@@ -45,8 +49,10 @@ def imported_modules(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            # modeling/seps can be installed under another name; its own test looks at what it imports.
+            assert path.parent.name == "seps", f"{path}: relative import"
         elif isinstance(node, ast.ImportFrom) and node.module:
-            assert node.level == 0, f"{path}: relative import"
             yield node.module
 
 
@@ -134,11 +140,6 @@ def test_nothing_runs_code_from_a_file(path: Path) -> None:
 )
 def test_the_search_for_such_calls_finds_them(code: str, found: list[str]) -> None:
     assert may_run_foreign_code(code) == found
-
-
-def test_sdtps_needs_only_torch() -> None:
-    modules = {module.partition(".")[0] for module in imported_modules(ROOT / "modeling" / "sdtps.py")}
-    assert modules <= {"__future__", "collections", "math", "typing", "torch"}
 
 
 @pytest.mark.parametrize("name", ["train_net.py", "test_net.py"])

@@ -17,12 +17,13 @@ BASELINE = str(ROOT / "configs" / "Synthetic" / "Baseline.yml")
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first program of the page, in a file."""
+    """The program of the page, with the loss of the page, in files of their own."""
     page = (ROOT / "docs" / "extending.md").read_text()
-    code = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
-    assert len(code.splitlines()) <= 40
+    branch, loss = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert len(branch.splitlines()) <= 40
     path = tmp_path_factory.mktemp("outside") / "gated.py"
-    path.write_text(code)
+    path.write_text(branch.replace("if __name__", "import length  # noqa: F401\n\nif __name__"))
+    (path.parent / "length.py").write_text(loss)
     return path
 
 
@@ -57,14 +58,16 @@ def runs(gated: Path, mini_settings: list[str]) -> dict[int, Path]:
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"] if processes > 1 else []
         )
-        words = [str(gated), "--config_file", BASELINE, *settings, "MODEL.GATED", "True"]
+        switches = ["MODEL.GATED", "True", "MODEL.LENGTH_LOSS", "True"]
+        words = [str(gated), "--config_file", BASELINE, *settings, *switches]
         run(*launcher, *words, "OUTPUT_DIR", str(folder), folder=gated.parent)
     return folders
 
 
 def test_losses_cost_and_patterns_follow_from_the_branch(runs: dict[int, Path]) -> None:
     metrics = json.loads((runs[1] / "metrics.json").read_text())
-    assert {"ori/id", "gated/id", "gated/triplet", "gated/balance"} <= set(metrics["epochs"][0])
+    expected = {"ori/id", "ori/length", "gated/id", "gated/triplet", "gated/length", "gated/balance"}
+    assert expected <= set(metrics["epochs"][0])
     assert {"pattern_1", "pattern_2", "pattern_3"} <= set(metrics["summary"]["last epoch"])
     assert set(metrics["cost"]["parts"]) == {"backbone", "GatedFusion", "heads", "total"}
     weights = torch.load(runs[1] / "last.pth", weights_only=True)["model"]
@@ -91,9 +94,12 @@ def test_the_report_has_the_patterns_of_the_branch(gated: Path, runs: dict[int, 
 def test_what_is_registered_twice_or_in_no_section_is_refused() -> None:
     from config import register_key
     from modeling.make_model import register_branch
+    from solver.build import register_loss
 
     with pytest.raises(ValueError, match="there is a branch 'sdtps' already"):
         register_branch("sdtps", lambda cfg, sizes: {})
+    with pytest.raises(ValueError, match="there is a loss 'triplet' already"):
+        register_loss("triplet", lambda cfg: None)
     for key in ("MODEL.HDM", "NOWHERE.KEY", "MODEL"):
         with pytest.raises(ValueError, match="is no new key of MODEL"):
             register_key(key, False)

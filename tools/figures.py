@@ -31,7 +31,7 @@ from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
 from evaluation.build import find_conditions, make_evaluate
-from modeling.rollout import attention_rollout
+from modeling.attention import attention_rollout
 from reporting.figures import RankCell, draw_maps, draw_ranks
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.plane import ENDINGS, figure_files

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from structures import BranchOutput, ModalTokens, Role
@@ -16,18 +18,14 @@ class Branch(nn.Module):
 
     Attributes:
         out_dim: D, the width of what `finish` gives.
-        cost_titles: what the cost report calls the branch, by the path of the module below it; the empty path
-            is the whole branch.
         role: what its features are for.
+        cost_titles: what the cost report calls the branch, by the path of the module below it; the empty path
+            is the whole branch, and an empty title the name of its class.
     """
 
     out_dim: int
     role: Role = Role.FUSED
-
-    @property
-    def cost_titles(self) -> dict[str, str]:
-        """See the class."""
-        return {"": type(self).__name__}
+    cost_titles: Mapping[str, str] = {"": ""}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """The features of each triple, with losses and a selection where the branch has any."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from modeling.sdtps import AggregatedTokens, SparseTokens, choose, extra_token
+from modeling.seps.sdtps import AggregatedTokens, SparseTokens, choose, extra_token
 
 
 class RandomSparse(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -19,16 +19,12 @@ class Original(Branch):
     """
 
     role = Role.ORIGINAL
+    cost_titles: Mapping[str, str] = {}  # it costs nothing
 
     def __init__(self, dim: int, modalities: Sequence[Modality] = tuple(Modality)) -> None:
         super().__init__()
         self.modalities = tuple(modalities)
         self.out_dim = dim * len(self.modalities)
-
-    @property
-    def cost_titles(self) -> dict[str, str]:
-        """It costs nothing."""
-        return {}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """(B, C) of each modality -> (B, D)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from modeling.branches.base import Branch
-from modeling.sdtps import AggregatedTokens
+from modeling.seps.sdtps import AggregatedTokens
 from structures import BranchOutput, Modality, ModalTokens, PerModality, Selection
 
 
@@ -20,6 +22,8 @@ class SDTPSBranch(Branch):
         guide_by_class: compare patches with the class tokens, not with the globals after PIFE.
     """
 
+    cost_titles: Mapping[str, str] = {"": "SDTPS"}
+
     def __init__(
         self, select: nn.Module, dim: int, *, beta: float = 0.25, guide_by_class: bool = False
     ) -> None:
@@ -28,11 +32,6 @@ class SDTPSBranch(Branch):
         self.beta = beta
         self.guide_by_class = guide_by_class
         self.out_dim = dim * len(Modality)
-
-    @property
-    def cost_titles(self) -> dict[str, str]:
-        """By the name of the method."""
-        return {"": "SDTPS"}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """Patches and globals -> the mean of the A + 1 tokens of each modality, (B, 3C)."""
@@ -63,6 +62,7 @@ def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta:
         names = list(shares)[: len(rows)]  # none for a control
         return {n: on_grid(row, modality) for n, row in zip(names, rows, strict=True) if shares[n]}
 
+    # A control that aggregates nothing has no weights.
     weights = [result.weights.detach() for result in results if result.weights is not None]
     return Selection(
         kept=PerModality.build(kept),

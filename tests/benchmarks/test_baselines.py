@@ -14,7 +14,7 @@ from conftest import make_triples
 from datasets.dataset import collate
 from evaluation.build import make_evaluate
 from evaluation.rerank import rerank
-from modeling.hdm import HDM
+from modeling.branches.demo import HDM
 from solver.build import make_criterion, make_optimizer
 from structures import ModalBatch, ModelOutput, PerModality
 

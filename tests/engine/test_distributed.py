@@ -21,8 +21,8 @@ from structures import UserError
 # HDM's dropout has no setting, as in DeMo; without it nothing is random.
 WITHOUT_DROPOUT = """
 import sys
-import modeling.hdm
-modeling.hdm.HDM.__init__.__kwdefaults__["dropout"] = 0.0
+import modeling.branches.demo
+modeling.branches.demo.HDM.__init__.__kwdefaults__["dropout"] = 0.0
 import train_net
 {fault}
 train_net.main(sys.argv[1:])

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from config.defaults import get_cfg
-from modeling.atmoe import ATMoE
+from modeling.branches.demo import ATMoE
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import AggregatedTokens, MultiModalSDTPS
+from modeling.seps.sdtps import AggregatedTokens, MultiModalSDTPS
 from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SMALL = {

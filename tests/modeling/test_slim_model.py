@@ -7,10 +7,10 @@ import torch
 
 from config import load_config
 from conftest import ROOT, SMALL_MODEL
+from modeling.attention import attention_rollout
 from modeling.cost import count_multiply_adds, count_tokens, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.rollout import attention_rollout
 from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
 
 SLIM = {"MODEL.SLIM_LAYERS": "[2, 3]"}  # of four blocks: 128 patches, then 90, then 63

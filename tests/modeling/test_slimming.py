@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modeling.sdtps import min_max_normalise
+from modeling.seps.sdtps import min_max_normalise
 from modeling.slimming import Slimming, SlimTokens
 
 MODALITIES, BATCH, PATCHES, DIM = 3, 2, 10, 8

@@ -12,13 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from config import load_config
-from modeling.checkpoint_file import WeightsError, read_checkpoint
+from conftest import load_model
+from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import (
     identify,
-    load_model,
     load_pretrained,
+    read_any,
     resize_position_embedding,
     to_demo_names,
     to_our_names,
@@ -394,7 +395,7 @@ def test_nothing_fits(save: Callable[..., Path]) -> None:
 def test_no_tensors(save: Callable[..., Path]) -> None:
     for content in ({"epoch": 3}, [1, 2], torch.zeros(3)):
         with pytest.raises(WeightsError, match="not a checkpoint"):
-            read_checkpoint(save(content))
+            read_any(save(content))
 
 
 def test_a_backbone_is_not_a_whole_model(save: Callable[..., Path]) -> None:
@@ -415,14 +416,14 @@ def test_a_container_that_holds_itself(save: Callable[..., Path]) -> None:
     content: dict[str, Any] = {}
     content["model"] = content
     with pytest.raises(WeightsError, match="not a checkpoint"):
-        read_checkpoint(save(content))
+        read_any(save(content))
 
 
 def test_text_is_not_taken_for_code(tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     path.write_text("hello, these are no weights")
     with pytest.raises(WeightsError, match="is truncated or damaged"):
-        read_checkpoint(path)
+        read_any(path)
 
 
 @pytest.mark.parametrize(

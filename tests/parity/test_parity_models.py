@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from config.load import load_config
+from conftest import load_model
 from fill import fill
 from modeling.backbone import EncodedImages
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.weights import load_model
 from structures import ModalBatch, Modality, PerModality
 
 ROOT = Path(__file__).parents[2]

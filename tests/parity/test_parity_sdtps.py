@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fill import fill
 from modeling.checkpoint_names import DEMO_CLIP_RULES, rename
-from modeling.sdtps import MultiModalSDTPS
+from modeling.seps.sdtps import MultiModalSDTPS
 from structures import PerModality
 
 DATA = Path(__file__).parent / "data"

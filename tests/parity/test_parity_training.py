@@ -19,7 +19,7 @@ from config import load_config
 from conftest import make_result
 from engine.train import Trainer, TrainOptions
 from fill import fill
-from modeling.hdm import QueryAttention
+from modeling.branches.demo import QueryAttention
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import to_demo_names, to_our_names

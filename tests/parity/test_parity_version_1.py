@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from config import load_config
-from conftest import SMALL_MODEL
+from conftest import SMALL_MODEL, load_model
 from fill import fill
 from modeling.make_model import make_model
-from modeling.weights import load_model
 from structures import ModalBatch, PerModality
 
 DATA = Path(__file__).parent / "data"

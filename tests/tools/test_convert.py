@@ -8,10 +8,9 @@ import torch
 
 import train_net as train_entry
 from config import load_config
-from conftest import SMALL_MODEL
+from conftest import SMALL_MODEL, load_model
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
-from modeling.weights import load_model
 from structures import ModalBatch, UserError
 from tools.convert import main as convert
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import train_net as train_entry
 from conftest import SMALL_MODEL
-from modeling.sdtps import TokenSparse
+from modeling.seps.sdtps import TokenSparse
 from structures import ModalBatch, UserError
 from tools.study_shift import SHIFTS, main, shift_batch, shifted_precision
 

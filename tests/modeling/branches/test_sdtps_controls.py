@@ -13,7 +13,7 @@ from conftest import SMALL_MODEL
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.sdtps import MultiModalSDTPS
+from modeling.seps.sdtps import MultiModalSDTPS
 from structures import ModalBatch
 
 MakeBatch = Callable[..., ModalBatch]

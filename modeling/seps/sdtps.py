@@ -1,7 +1,7 @@
 """SDTPS: select the patch tokens that matter and aggregate them, guided by the other modalities.
 
-The file needs nothing but torch; copy it into another project and it works there. seps.py applies the same
-functions to every pair of an image and a text.
+This file is the definition of SDTPS. It needs nothing but torch, and also works when it is copied alone into
+another project. network.py applies the same functions to every pair of an image and a text.
 
 Shapes: B samples, N patches, C channels, K kept patches, A aggregated tokens, M modalities, "..." any leading
 dimensions.
@@ -18,60 +18,40 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROUNDING_SLACK = 1e-9  # 100 * 0.07 is 7.000000000000001 in floating point, and must count as 7
-LARGEST_LEAD = 10.0  # of a discarded patch's logit over those of all kept patches, lest e^l overflows
+LARGEST_LEAD = 10.0  # of a discarded patch's logit over the highest kept one, so that e^l does not overflow
 
 
 class Choice(NamedTuple):
-    """Which patches are kept.
+    """Which patches are kept."""
 
-    Attributes:
-        kept: positions of the kept patches, ascending, (..., K), in [0, N).
-        discarded: positions of the others, best score first, (..., N - K).
-        decision: D, exactly 1 where a patch is kept and 0 elsewhere, (..., N); with Gumbel it has a gradient.
-    """
-
-    kept: Tensor
-    discarded: Tensor
-    decision: Tensor
+    kept: Tensor  # indices of the kept patches, ascending, (..., K), in [0, N)
+    discarded: Tensor  # indices of the others, best score first, (..., N - K)
+    decision: Tensor  # D, 1 where a patch is kept and 0 elsewhere, (..., N); with Gumbel it has a gradient
 
 
 class SparseTokens(NamedTuple):
-    """What a selector such as `TokenSparse` decided.
+    """What a selector such as `TokenSparse` decided; see also `Choice`.
 
-    Attributes:
-        extra: one token that stands for the discarded patches, (B, 1, C).
-        decision: see `Choice`, (B, N).
-        kept: see `Choice`, (B, K).
-        scores: one per patch, (B, N); larger is kept.
-        sources: what the scores are made of, (B, 1 + M, N): the learned part, the similarity with the own
-            global, then with those of the other modalities; (B, 0, N) for a selector without such parts.
+    The sources of a score are the learned part, the similarity with the own global, and those with the
+    globals of the other modalities. A selector without such parts has none, (B, 0, N).
     """
 
-    extra: Tensor
-    decision: Tensor
-    kept: Tensor
-    scores: Tensor
-    sources: Tensor
+    extra: Tensor  # one token that stands for the discarded patches, (B, 1, C)
+    decision: Tensor  # (B, N)
+    kept: Tensor  # (B, K)
+    scores: Tensor  # one per patch, (B, N); larger is kept
+    sources: Tensor  # what the scores are made of, (B, 1 + M, N)
 
 
 class AggregatedTokens(NamedTuple):
-    """What SDTPS makes of one modality.
+    """What SDTPS makes of one modality; `decision` to `sources` are those of `SparseTokens`."""
 
-    Attributes:
-        tokens: A aggregated tokens, then the extra token, (B, A + 1, C).
-        decision: see `Choice`, (B, N).
-        kept: see `Choice`, (B, K).
-        scores: see `SparseTokens`, (B, N).
-        sources: see `SparseTokens`.
-        weights: the share of each kept patch in each aggregated token, (B, A, K); None if none is aggregated.
-    """
-
-    tokens: Tensor
-    decision: Tensor
-    kept: Tensor
-    scores: Tensor
-    sources: Tensor
-    weights: Tensor | None
+    tokens: Tensor  # A aggregated tokens, then the extra token, (B, A + 1, C)
+    decision: Tensor  # (B, N)
+    kept: Tensor  # (B, K)
+    scores: Tensor  # (B, N)
+    sources: Tensor  # (B, 1 + M, N)
+    weights: Tensor | None  # share of each kept patch in each token, (B, A, K); None without aggregation
 
 
 def num_kept(num_patches: int, sparse_ratio: float) -> int:
@@ -98,38 +78,18 @@ def min_max_normalise(scores: Tensor, eps: float = 1e-8) -> Tensor:
 
 @torch.no_grad()
 def guidance_score(patches: Tensor, guide: Tensor) -> Tensor:
-    """How much each patch resembles a global feature: cosine similarity, min-max normalised.
-
-    Args:
-        patches: (B, N, C).
-        guide: (B, C).
-
-    Returns:
-        (B, N), in [0, 1], without gradient.
-    """
+    """The cosine similarity of each patch with a global, min-max normalised. (B, N, C), (B, C) -> (B, N)."""
     patches, guide = full_precision(patches), full_precision(guide)
     return min_max_normalise(F.cosine_similarity(patches, guide.unsqueeze(1), dim=-1))
 
 
 def combine_scores(learned: Tensor, own: Tensor, others: Sequence[Tensor], beta: float) -> Tensor:
     """(1 - 2 beta) * learned + beta * (sum of others + 2 * own); all (..., N)."""
-    similar = 2 * own
-    for other in others:
-        similar = similar + other
-    return (1 - 2 * beta) * learned + beta * similar
+    return (1 - 2 * beta) * learned + beta * sum(others, 2 * own)
 
 
 def straight_through_gumbel(scores: Tensor, hard: Tensor, tau: float) -> Tensor:
-    """A decision with the value of `hard` and the gradient of a Gumbel softmax.
-
-    Args:
-        scores: (..., N).
-        hard: 1 for kept patches, 0 for others, (..., N).
-        tau: temperature of the softmax.
-
-    Returns:
-        (..., N), equal to `hard` bit for bit.
-    """
+    """The decision `hard`, equal bit for bit, with the gradient of a Gumbel softmax; all (..., N)."""
     gumbel = -torch.empty_like(scores).exponential_().log()
     soft = ((scores + gumbel) / tau).softmax(dim=-1)
     # The brackets matter: (hard + soft) - soft would round, hard + 0 does not.
@@ -153,28 +113,14 @@ def choose(scores: Tensor, sparse_ratio: float, gumbel_tau: float | None = None)
 
 
 def extra_weights(scores: Tensor, discarded: Tensor) -> Tensor:
-    """The share of each discarded patch in the extra token: softmax of their scores.
-
-    Args:
-        scores: (..., N).
-        discarded: positions, (..., N - K).
-
-    Returns:
-        (..., N - K), in the order of `discarded`.
-    """
+    """The share of each discarded patch in the extra token: softmax of their scores, (..., N - K)."""
     return scores.gather(-1, discarded).softmax(dim=-1)
 
 
 def extra_token(patches: Tensor, scores: Tensor, discarded: Tensor) -> Tensor:
     """The discarded patches, weighted by the softmax of their scores; zeros if none is discarded.
 
-    Args:
-        patches: (B, N, C).
-        scores: (B, N).
-        discarded: positions, (B, N - K).
-
-    Returns:
-        (B, 1, C).
+    Patches (B, N, C), scores (B, N) and the indices of the discarded patches (B, N - K) -> (B, 1, C).
     """
     weights = extra_weights(scores, discarded).to(patches.dtype)  # (B, N - K)
     tokens = patches.gather(1, discarded.unsqueeze(-1).expand(-1, -1, patches.shape[-1]))
@@ -208,9 +154,9 @@ def score_network(dim: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(dim, dim // 4), nn.GELU(), nn.Linear(dim // 4, 1))
 
 
-def weight_network(dim: int, num_tokens: int, hidden_ratio: float = 0.2) -> nn.Sequential:
+def weight_network(dim: int, num_tokens: int) -> nn.Sequential:
     """(..., C) -> (..., A), the logit of a patch for each aggregated token."""
-    hidden = int(dim * hidden_ratio)
+    hidden = int(0.2 * dim)
     return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, num_tokens))
 
 
@@ -275,12 +221,11 @@ class TokenAggregation(nn.Module):
     Args:
         dim: C.
         num_tokens: A.
-        hidden_ratio: width of the weight network as a share of C.
     """
 
-    def __init__(self, dim: int, num_tokens: int, *, hidden_ratio: float = 0.2) -> None:
+    def __init__(self, dim: int, num_tokens: int) -> None:
         super().__init__()
-        self.weight = weight_network(dim, num_tokens, hidden_ratio)
+        self.weight = weight_network(dim, num_tokens)
         self.scale = nn.Parameter(torch.ones(1, 1, 1))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -288,15 +233,7 @@ class TokenAggregation(nn.Module):
         return (self.scale * self.weight(tokens)).transpose(1, 2)
 
     def weights(self, tokens: Tensor, decision: Tensor) -> Tensor:
-        """How much of each token goes into each aggregated token.
-
-        Args:
-            tokens: (B, N, C).
-            decision: D, (B, N).
-
-        Returns:
-            (B, A, N), each row sums to 1; 0 for tokens that are not kept.
-        """
+        """The share of each token in each aggregated token; D is (B, N). (B, N, C) -> (B, A, N)."""
         return masked_softmax(self.logits(tokens), decision)
 
     def forward(self, tokens: Tensor, decision: Tensor) -> Tensor:
@@ -309,13 +246,10 @@ class MultiModalSDTPS(nn.Module):
 
     Args:
         dim: C.
-        num_patches: N.
+        num_patches: N, from which the number A of aggregated tokens follows.
         num_modalities: M.
-        sparse_ratio: share of the patches to keep.
+        sparse_ratio: see `TokenSparse`, as for `beta`, `use_gumbel` and `gumbel_tau`.
         aggr_ratio: aggregated tokens as a share of the kept ones.
-        beta: weight of the similarities in the score.
-        use_gumbel: straight-through Gumbel decision in training.
-        gumbel_tau: its temperature.
         selectors: M modules in place of `TokenSparse`, with its methods `predict` and `forward`.
     """
 
@@ -333,42 +267,28 @@ class MultiModalSDTPS(nn.Module):
         selectors: Sequence[nn.Module] | None = None,
     ) -> None:
         super().__init__()
-        self.selectors = nn.ModuleList(
-            selectors
-            or (
-                TokenSparse(
-                    dim, sparse_ratio=sparse_ratio, beta=beta, use_gumbel=use_gumbel, gumbel_tau=gumbel_tau
-                )
-                for _ in range(num_modalities)
-            )
-        )
+        options = {"sparse_ratio": sparse_ratio, "beta": beta, "gumbel_tau": gumbel_tau}
+        default = (TokenSparse(dim, use_gumbel=use_gumbel, **options) for _ in range(num_modalities))
+        self.selectors = nn.ModuleList(selectors or default)
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
     def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
-        """Process the M modalities.
-
-        Args:
-            patches: M tensors (B, N, C).
-            guides: M global features (B, C), in the same order, with which the patches are compared.
-
-        Returns:
-            One result per modality, in the same order.
-        """
-        selectors = cast(Sequence[TokenSparse], self.selectors)  # a ModuleList does not tell
+        """Process M modalities, in one order: patches (B, N, C) and the globals that guide them (B, C)."""
+        selectors = cast(Sequence[TokenSparse], self.selectors)  # a ModuleList hides the type
+        aggregators = cast(Sequence[TokenAggregation], self.aggregators)
         learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]
         results = []
-        for index, (select, aggregate) in enumerate(zip(selectors, self.aggregators, strict=True)):
+        for index, tokens in enumerate(patches):
+            # Compare the patches with the own global, then with those of the other modalities.
             order = [index, *(other for other in range(len(patches)) if other != index)]
-            similarities = [guidance_score(patches[index], guides[m]) for m in order]
-            sparse: SparseTokens = select(patches[index], learned[index], similarities)
-            assert isinstance(aggregate, TokenAggregation)
-            weights = aggregate.weights(patches[index], sparse.decision)  # (B, A, N)
-            aggregated = weights.to(patches[index].dtype) @ patches[index]
-            # Aggregated tokens first: the extra token stands for what was discarded, and is not aggregated.
-            tokens = torch.cat([aggregated, sparse.extra], dim=1)
-            shares = weights.gather(2, sparse.kept.unsqueeze(1).expand(-1, weights.shape[1], -1))
-            results.append(
-                AggregatedTokens(tokens, sparse.decision, sparse.kept, sparse.scores, sparse.sources, shares)
-            )
+            similarities = [guidance_score(tokens, guides[m]) for m in order]
+            # Keep the best patches, and aggregate them.
+            extra, decision, kept, scores, sources = selectors[index](tokens, learned[index], similarities)
+            weights = aggregators[index].weights(tokens, decision)  # (B, A, N)
+            aggregated = weights.to(tokens.dtype) @ tokens
+            # The extra token stands for what was discarded: it is not aggregated, and comes last.
+            joined = torch.cat([aggregated, extra], dim=1)
+            shares = weights.gather(2, kept.unsqueeze(1).expand(-1, weights.shape[1], -1))
+            results.append(AggregatedTokens(joined, decision, kept, scores, sources, shares))
         return results

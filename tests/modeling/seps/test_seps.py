@@ -1,14 +1,10 @@
-"""SEPS: by hand, against the one-text-at-a-time way, and copied into another project."""
+"""SEPS: by hand, and against the one-text-at-a-time way."""
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import re
-import shutil
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.seps import Inputs, make_inputs, one_text_at_a_time
-from conftest import run_away_from_the_project
-from modeling import sdtps, seps
+from conftest import ROOT
+from modeling import seps
 from modeling.seps import (
     HRPA,
     ContrastiveLoss,
@@ -30,9 +26,9 @@ from modeling.seps import (
     TokenSparse,
     create_seps_model,
     mask_xattn_one_text,
+    sdtps,
 )
 
-ROOT = Path(__file__).parent.parent.parent
 SWITCHES = ("score", "dense", "aggregation", "alignment", "similarity", "decision", "ratio_loss")
 COMBINATIONS = list(itertools.product(("code", "paper"), repeat=7))
 both_versions = pytest.mark.parametrize("paper", [False, True], ids=["code", "paper"])
@@ -464,37 +460,6 @@ def test_gumbel_changes_gradients_only_and_keeps_their_size() -> None:
     assert torch.equal(*values)
     assert norms[0] != norms[1]
     assert 0.1 < norms[1] / norms[0] < 10
-
-
-# --- Elsewhere ---
-
-
-def test_imports_only_torch_and_sdtps() -> None:
-    tree = ast.parse((ROOT / "modeling" / "seps.py").read_text())
-    imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            assert node.module is not None
-            imported |= (
-                {f"modeling.{a.name}" for a in node.names} if node.module == "modeling" else {node.module}
-            )
-    allowed = {"modeling.sdtps", "torch", "torch.nn.functional"}
-    assert {name for name in imported if name.partition(".")[0] not in sys.stdlib_module_names} == allowed
-
-
-def test_the_two_files_work_in_another_project(tmp_path: Path) -> None:
-    """Side by side on the path, and inside a package."""
-    for folder in (tmp_path, tmp_path / "vision" / "matching"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("sdtps.py", "seps.py"):
-            shutil.copy(ROOT / "modeling" / name, folder)
-    program = (
-        "import torch, seps, vision.matching.seps\n"
-        "for copy in (seps, vision.matching.seps):\n"
-        "    model = copy.create_seps_model(16, 16, use_paper_version=True).eval()\n"
-        "    assert model(torch.randn(2, 17, 16), torch.randn(3, 4, 16), [4, 2, 1]).shape == (2, 3)\n"
-    )
-    run_away_from_the_project(program, tmp_path)
 
 
 def test_example_of_the_page() -> None:

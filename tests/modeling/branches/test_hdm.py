@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.baselines import PlainHDM
-from modeling.hdm import HDM, SUBSETS
+from modeling.branches.demo import HDM, SUBSETS
 from structures import Modality, PerModality, UserError
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from conftest import run_away_from_the_project
-from modeling import sdtps
-from modeling.sdtps import (
+from modeling.seps import sdtps
+from modeling.seps.sdtps import (
     MultiModalSDTPS,
     SparseTokens,
     TokenAggregation,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from modeling.atmoe import ATMoE
+from modeling.branches.demo import ATMoE
 from structures import UserError
 
 BATCH, FEATURES, DIM, HEADS = 5, 7, 16, 4

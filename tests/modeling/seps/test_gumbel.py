@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modeling import sdtps
 from modeling.heads import BNNeckHead
-from modeling.sdtps import (
+from modeling.seps import sdtps
+from modeling.seps.sdtps import (
     AggregatedTokens,
     MultiModalSDTPS,
     SparseTokens,
