@@ -33,7 +33,7 @@ from solver.build import make_criterion, make_optimizer, make_schedule
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration, train, and report the result and the cost."""
     args = train_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
+    cfg = load_config(args.config_file, args.overrides)
     world = World.from_environment()
     device = make_device(cfg, world)
     folder = Path(cfg.OUTPUT_DIR)

@@ -235,7 +235,7 @@ def test_options_of_the_figures_page_are_those_of_the_command() -> None:
 
     page = (ROOT / "docs" / "figures.md").read_text()
     written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
-    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--settings", "--config_file"}
+    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--overrides", "--config_file"}
     assert written == known
 
 

@@ -45,7 +45,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Scan, open every file, report."""
     args = parse_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
+    cfg = load_config(args.config_file, args.overrides)
     setup_log()
     scan = scan_data(cfg)
     paths = files_of(scan)
