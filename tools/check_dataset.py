@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tqdm import tqdm
 
 from config import load_config
-from config.validate import patch_size
+from config.schema import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_dark, find_problems
 from engine.command import run_command
