@@ -26,13 +26,7 @@ def list_differences(trained: CfgNode, cfg: CfgNode) -> list[str]:
 
 
 def check_resumable(earlier: CfgNode, cfg: CfgNode, *, force: bool) -> None:
-    """List the settings that have changed, and refuse those that alter the result.
-
-    Args:
-        earlier: the configuration in the checkpoint.
-        cfg: the configuration now.
-        force: go on all the same.
-    """
+    """List the settings that have changed, and refuse those that alter the result unless `force` is given."""
     before, now = (dict(flatten(config)) for config in (earlier, cfg))
     changed = {key for key in now if before[key] != now[key]}
     for key in sorted(changed):

@@ -20,19 +20,15 @@ from yacs.config import CfgNode
 from config.demo_keys import DEMO_KEYS, named_demo_keys, refuse_demo_keys
 from config.schema import KEYS, SECTIONS, ConfigError, find_unused, flatten, get_cfg, show, validate
 from config.strict_yaml import YamlFileError, parse_yaml, read_yaml
-from structures import on_one_line
 
 logger = logging.getLogger(__name__)
 
 BASE = "_BASE_"
 """In a file: the file that it builds on, by its path from there."""
-
 COMPLETE = ("nothing", "none", "no", "")
 """Spellings of TEST.MISS that mean that no modality is missing."""
-
 LARGEST = 2**32 - 1
 """The largest whole number of a setting: the largest seed that NumPy takes, and more than any other needs."""
-
 NUMBERS = (int, float)
 KINDS = {
     bool: "True or False",
@@ -42,41 +38,39 @@ KINDS = {
     list: "a list of numbers",
 }
 """What the types of settings are called in messages."""
-
 SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """Spellings of a switch, in any case."""
 PAIRS = (("off", "on"), ("no", "yes"))
 """How keys whose default is one of these texts spell false and true."""
 
 
-def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
-    """Defaults, then the file, then the command line; validated and frozen.
+def load_config(
+    config_file: str | Path | None = None, overrides: Sequence[str] = (), start: CfgNode | None = None
+) -> CfgNode:
+    """Defaults, then the file, then the overrides; validated and frozen.
 
     Args:
         config_file: YAML with the settings that differ from the defaults.
         overrides: `KEY VALUE KEY VALUE …`, as on the command line.
+        start: a configuration in place of the defaults, such as that of a checkpoint.
     """
-    return finish_config(merge_settings(get_cfg(), config_file, overrides))
+    cfg = merge_settings(get_cfg() if start is None else start.clone(), config_file, overrides)
+    if cfg.TEST.MISS.lower() in COMPLETE:
+        cfg.TEST.MISS = "nothing"
+    refuse_demo_keys(cfg)
+    validate(cfg)
+    cfg.freeze()
+    return cfg
 
 
 def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
-    """Set in `cfg` what the file sets, then what the command line sets; returns it, not validated yet."""
+    """Set in `cfg` what the file sets, then what the overrides set; returns it, not validated yet."""
     if config_file is not None:
         for file, settings in _read_with_bases(Path(config_file)):
             for key, value in settings.items():
                 _set(cfg, key, value, source=str(file))
     for key, text in _pairs(overrides):
         _set(cfg, key, text, source="command line")
-    return cfg
-
-
-def finish_config(cfg: CfgNode) -> CfgNode:
-    """Validate and freeze a configuration."""
-    if cfg.TEST.MISS.lower() in COMPLETE:
-        cfg.TEST.MISS = "nothing"
-    refuse_demo_keys(cfg)
-    validate(cfg)
-    cfg.freeze()
     return cfg
 
 
@@ -101,17 +95,11 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     for word in words[::2]:
         key, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]*", key):
-            right = f"{key} {shlex.quote(value)}"
-            raise ConfigError(f"write {_shorten(right)}, not {_shorten(word)}: a setting is two words")
+            right, wrong = (show(text)[1:-1] for text in (f"{key} {shlex.quote(value)}", word))
+            raise ConfigError(f"write {right}, not {wrong}: a setting is two words")
     if len(words) % 2:
         raise ConfigError(f"the command line needs KEY VALUE pairs, but {show(words[-1])} stands alone")
     return list(zip(words[::2], words[1::2], strict=True))
-
-
-def _shorten(text: str) -> str:
-    """A text for a message, on one line and without quotes of its own."""
-    line = on_one_line(text)
-    return line if len(line) <= 80 else f"{line[:79]}…"
 
 
 def _read_with_bases(path: Path, above: tuple[Path, ...] = ()) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -58,7 +58,7 @@ class Key:
     demo: tuple[Any, str] | None = None
 
 
-TrainingKey = partial(Key, changes="weights")
+TrainKey = partial(Key, changes="weights")
 """A key that does not change what trained weights give."""
 FreeKey = partial(Key, changes="nothing")
 """A key that may change in the middle of a run."""
@@ -79,8 +79,8 @@ def one_of(*choices: Any) -> Check:
     return Check(lambda v: v in choices, f"one of {', '.join(map(str, choices))}", choices)
 
 
-POSITIVE = Check(lambda v: 0 < v < float("inf"), "above 0")
-NOT_NEGATIVE = Check(lambda v: 0 <= v < float("inf"), "0 or more")
+ABOVE_0 = Check(lambda v: 0 < v < float("inf"), "above 0")
+FROM_0 = Check(lambda v: 0 <= v < float("inf"), "0 or more")
 RATIO = Check(lambda v: 0 < v <= 1, "above 0 and at most 1")
 FRACTION = Check(lambda v: 0 <= v < 1, "0 or more and below 1")
 SIZE = Check(
@@ -92,7 +92,7 @@ BLOCKS = Check(
     "ascending numbers of blocks, counted from 1, such as [3, 6, 9]",
 )
 THREE = Check(lambda v: len(v) == 3, "three numbers, one per channel")
-THREE_POSITIVE = Check(lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0")
+THREE_ABOVE_0 = Check(lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0")
 ONE_DEVICE = Check(lambda v: re.fullmatch("[0-9]{1,4}", v) is not None, "one number, such as 0")
 HELD_OUT = Check(lambda v: v == 0 or v >= 2, "0, or at least 2 (one identity alone is always found)")
 PAIRS = Check(lambda v: v >= 2, "2 or more (the triplet loss needs pairs)")
@@ -102,7 +102,7 @@ NO_SCORE = (lambda cfg: cfg.MODEL.SDTPS_SELECT != "score", "MODEL.SDTPS_SELECT i
 ALL_PATCHES = (lambda cfg: cfg.MODEL.SDTPS_SELECT == "all", "MODEL.SDTPS_SELECT is all")
 NOT_LEARNED = (lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5, "MODEL.SDTPS_BETA 0.5 leaves no learned part")
 NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL is off")
-NO_SLIMMING = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
+NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
 NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "there is no SIE")
@@ -115,34 +115,33 @@ FILE_201 = "DeMo's file for RGBNT201"
 
 # fmt: off
 TABLE = (
-    TrainingKey("MODEL.DEVICE", "auto", "`auto`: CUDA if there is a device.", one_of("auto", "cuda", "cpu"),
+    TrainKey("MODEL.DEVICE", "auto", "`auto`: CUDA if there is a device.", one_of("auto", "cuda", "cpu"),
         demo=("cuda", "The demo runs without CUDA.")),
     FreeKey("MODEL.DEVICE_ID", "0", "Which CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
-    TrainingKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
+    TrainKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
     Key("MODEL.TRANSFORMER_TYPE", "ViT-B-16",
         "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token.",
         demo=("vit_base_patch16_224", FILES)),
-    TrainingKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
+    TrainKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
         demo=("a path to fill in", "Named by a file.")),
     Key("MODEL.STRIDE_SIZE", [16, 16], "Step between patches. Below the patch size they overlap.", SIZE),
-    TrainingKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
-    TrainingKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
-    TrainingKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
-    TrainingKey("MODEL.FROZEN", False, "Do not train the backbone."),
+    TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
+    TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
+    TrainKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
+    TrainKey("MODEL.FROZEN", False, "Do not train the backbone."),
     Key("MODEL.SIE_CAMERA", False, "Learn an embedding per camera.",
         demo=(True, "Off until a file says so.")),
     Key("MODEL.SIE_VIEW", False, "Learn an embedding per scene; with SIE_CAMERA, one per pair."),
-    Key("MODEL.SIE_COE", 1.0, "Factor on this embedding.", NOT_NEGATIVE, unused=(NO_SIE,), demo=(3.0, FILES)),
+    Key("MODEL.SIE_COE", 1.0, "Factor on this embedding.", FROM_0, unused=(NO_SIE,), demo=(3.0, FILES)),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: join each global feature with the mean of its patches."),
     Key("MODEL.HDM", False, "Decouple the modalities into seven features."),
     Key("MODEL.ATM", False, "ATMoE: weigh these features by a mixture of experts. Needs HDM."),
     Key("MODEL.HEAD", 4, "Heads of ATMoE.", between(1, 1024), unused=(NO_ATM,), demo=(12, FILE_201)),
     Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1)),
-    TrainingKey("MODEL.ID_LOSS_WEIGHT", 0.25, "Weight of the identity loss.", NOT_NEGATIVE,
-        demo=(1.0, FILES)),
-    TrainingKey("MODEL.IF_LABELSMOOTH", "on", "Label smoothing of 0.1.", one_of("on", "off")),
-    TrainingKey("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "Weight of the triplet loss.", NOT_NEGATIVE),
-    TrainingKey("MODEL.NO_MARGIN", True, "Soft-margin triplet loss. False: with the margin SOLVER.MARGIN."),
+    TrainKey("MODEL.ID_LOSS_WEIGHT", 0.25, "Weight of the identity loss.", FROM_0, demo=(1.0, FILES)),
+    TrainKey("MODEL.IF_LABELSMOOTH", "on", "Label smoothing of 0.1.", one_of("on", "off")),
+    TrainKey("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "Weight of the triplet loss.", FROM_0),
+    TrainKey("MODEL.NO_MARGIN", True, "Soft-margin triplet loss. False: with the margin SOLVER.MARGIN."),
     Key("MODEL.USE_SDTPS", False, "Select and aggregate patch tokens, guided across modalities."),
     Key("MODEL.SDTPS_SELECT", "score",
         "`score` keeps the best patches. Controls: `random` keeps as many at random (in evaluation by their "
@@ -156,83 +155,74 @@ TABLE = (
         unused=(NO_SDTPS, ALL_PATCHES)),
     Key("MODEL.SDTPS_BETA", 0.25, "Weight β of the similarities in the score. The learned part has 1 − 2β.",
         between(0, 0.5), unused=(NO_SDTPS, NO_SCORE)),
-    TrainingKey("MODEL.SDTPS_USE_GUMBEL", False,
+    TrainKey("MODEL.SDTPS_USE_GUMBEL", False,
         "Straight-through Gumbel decision in training. Needs USE_SDTPS.", unused=(NO_SCORE, NOT_LEARNED)),
-    TrainingKey("MODEL.SDTPS_GUMBEL_TAU", 1.0, "Temperature of the Gumbel softmax.", POSITIVE,
+    TrainKey("MODEL.SDTPS_GUMBEL_TAU", 1.0, "Temperature of the Gumbel softmax.", ABOVE_0,
         unused=(NO_GUMBEL, NO_SCORE, NOT_LEARNED)),
-    TrainingKey("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "Weight of the SDTPS losses.", NOT_NEGATIVE,
-        unused=(NO_SDTPS,)),
+    TrainKey("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "Weight of the SDTPS losses.", FROM_0, unused=(NO_SDTPS,)),
     Key("MODEL.SLIM_LAYERS", [], "Slimming: blocks of the backbone after which patches are dropped.", BLOCKS),
-    Key("MODEL.SLIM_KEEP", 0.7, "Share of the remaining patches that such a block keeps.", RATIO,
-        unused=(NO_SLIMMING,)),
+    Key("MODEL.SLIM_KEEP", 0.7, "Share of the remaining patches that each keeps.", RATIO, unused=(NO_SLIM,)),
     Key("MODEL.SLIM_SCORE", "attention", "How class tokens score patches: `attention` or `cosine`.",
-        one_of("attention", "cosine"), unused=(NO_SLIMMING,)),
-    Key("MODEL.SLIM_CROSS", True, "The other modalities' class tokens also score.", unused=(NO_SLIMMING,)),
-    TrainingKey("MODEL.SLIM_WARMUP_EPOCHS", 0, "Epochs in which the share falls from 1.",
-        between(0, 100_000), unused=(NO_SLIMMING,)),
-    TrainingKey("MODEL.SLIM_USE_GUMBEL", False, "Gumbel decision in training: the scores get a gradient.",
-        unused=(NO_SLIMMING,)),
-    TrainingKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", POSITIVE,
-        unused=(NO_SLIMMING, NO_SLIM_GUMBEL)),
+        one_of("attention", "cosine"), unused=(NO_SLIM,)),
+    Key("MODEL.SLIM_CROSS", True, "The other modalities' class tokens also score.", unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_WARMUP_EPOCHS", 0, "Epochs in which the share falls from 1.", between(0, 100_000),
+        unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_USE_GUMBEL", False, "Gumbel decision in training; scores get a gradient.",
+        unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", ABOVE_0, unused=(NO_SLIM, NO_SLIM_GUMBEL)),
 
     Key("INPUT.SIZE_TRAIN", [256, 128], "Height and width of training images.", SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "Height and width of test images. Must equal SIZE_TRAIN.", SIZE),
-    TrainingKey("INPUT.PROB", 0.5, "Probability of a horizontal flip.", between(0, 1)),
-    TrainingKey("INPUT.PADDING", 10, "Black pixels on each side before the crop.", NOT_NEGATIVE),
-    TrainingKey("INPUT.RE_PROB", 0.5, "Probability of random erasing.", between(0, 1)),
+    TrainKey("INPUT.PROB", 0.5, "Probability of a horizontal flip.", between(0, 1)),
+    TrainKey("INPUT.PADDING", 10, "Black pixels on each side before the crop.", FROM_0),
+    TrainKey("INPUT.RE_PROB", 0.5, "Probability of random erasing.", between(0, 1)),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "Normalisation: mean, for values in [0, 1].", THREE),
-    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "Normalisation: standard deviation.", THREE_POSITIVE),
-    TrainingKey("INPUT.SHARED_AUGMENT", False,
-        "The same flip and crop for all modalities; erasing stays separate."),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "Normalisation: standard deviation.", THREE_ABOVE_0),
+    TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",
         "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic` or `SyntheticHard`: "
         "[data.md](data.md)."),
     FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder."),
-    TrainingKey("DATASETS.VAL_IDS", 0,
+    TrainKey("DATASETS.VAL_IDS", 0,
         "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "
         "choose it on the test split, as DeMo does.", HELD_OUT),
 
     FreeKey("DATALOADER.NUM_WORKERS", 8, "Processes that load images; 0: the main one does.",
         between(0, 256), demo=(14, "The result is the same.")),
-    TrainingKey("DATALOADER.NUM_INSTANCE", 8, "K, images per identity in a batch.", PAIRS,
-        demo=(16, FILE_201)),
+    TrainKey("DATALOADER.NUM_INSTANCE", 8, "K, images per identity in a batch.", PAIRS, demo=(16, FILE_201)),
     FreeKey("DATALOADER.CACHE", "none",
         "`ram` keeps resized images in memory that the loading processes share (295 kB for a triple of 256 × "
         "128), and refuses if they do not fit. `none` reads files every time.", one_of("none", "ram")),
-    TrainingKey("DATALOADER.ON_ERROR", "stop",
+    TrainKey("DATALOADER.ON_ERROR", "stop",
         "At an unreadable training image, `stop`, or `skip` to another triple of the identity. Test images "
         "always stop.", one_of("stop", "skip")),
 
-    TrainingKey("SOLVER.OPTIMIZER_NAME", "Adam", "The optimiser.", one_of("Adam", "AdamW", "SGD"),
+    TrainKey("SOLVER.OPTIMIZER_NAME", "Adam", "The optimiser.", one_of("Adam", "AdamW", "SGD"),
         demo=("SGD", FILES)),
-    TrainingKey("SOLVER.MAX_EPOCHS", 50, "Epochs of training.", between(1, 100_000), demo=(120, FILE_201)),
-    TrainingKey("SOLVER.IMS_PER_BATCH", 64, "Triples in a training batch, P × K.", between(1, 4096),
+    TrainKey("SOLVER.MAX_EPOCHS", 50, "Epochs of training.", between(1, 100_000), demo=(120, FILE_201)),
+    TrainKey("SOLVER.IMS_PER_BATCH", 64, "Triples in a training batch, P × K.", between(1, 4096),
         demo=(128, FILE_201)),
-    TrainingKey("SOLVER.BASE_LR", 3.5e-4, "Learning rate outside the backbone.", POSITIVE,
-        demo=(0.009, FILES)),
-    TrainingKey("SOLVER.BACKBONE_LR", 0.0,
-        "Learning rate of the backbone. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo.",
-        NOT_NEGATIVE),
-    TrainingKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", POSITIVE),
-    TrainingKey("SOLVER.LARGE_FC_LR", False, "Twice the rate for classifiers."),
-    TrainingKey("SOLVER.MOMENTUM", 0.9, "Momentum of SGD.", FRACTION, unused=(NOT_SGD,)),
-    TrainingKey("SOLVER.WEIGHT_DECAY", 1e-4, "Weight decay of everything but biases.", NOT_NEGATIVE),
-    TrainingKey("SOLVER.WEIGHT_DECAY_BIAS", 1e-4, "Weight decay of biases.", NOT_NEGATIVE),
-    TrainingKey("SOLVER.MARGIN", 0.3, "Margin of the triplet loss.", NOT_NEGATIVE, unused=(SOFT_MARGIN,)),
-    TrainingKey("SOLVER.WARMUP_ITERS", 10, "Epochs (not steps) of linear warm-up.", NOT_NEGATIVE),
-    TrainingKey("SOLVER.WARMUP_PROPORTIONAL", False,
+    TrainKey("SOLVER.BASE_LR", 3.5e-4, "Learning rate outside the backbone.", ABOVE_0, demo=(0.009, FILES)),
+    TrainKey("SOLVER.BACKBONE_LR", 0.0,
+        "Learning rate of the backbone. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo.", FROM_0),
+    TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
+    TrainKey("SOLVER.LARGE_FC_LR", False, "Twice the rate for classifiers."),
+    TrainKey("SOLVER.MOMENTUM", 0.9, "Momentum of SGD.", FRACTION, unused=(NOT_SGD,)),
+    TrainKey("SOLVER.WEIGHT_DECAY", 1e-4, "Weight decay of everything but biases.", FROM_0),
+    TrainKey("SOLVER.WEIGHT_DECAY_BIAS", 1e-4, "Weight decay of biases.", FROM_0),
+    TrainKey("SOLVER.MARGIN", 0.3, "Margin of the triplet loss.", FROM_0, unused=(SOFT_MARGIN,)),
+    TrainKey("SOLVER.WARMUP_ITERS", 10, "Epochs (not steps) of linear warm-up.", FROM_0),
+    TrainKey("SOLVER.WARMUP_PROPORTIONAL", False,
         "Each group goes from 0.1 to 0.001 of its own rate. False: of BASE_LR, as in DeMo."),
-    TrainingKey("SOLVER.LR_NOISE", True, "DeMo's ±67 % noise on the learning rate."),
-    TrainingKey("SOLVER.CLIP_GRAD", 0.0, "Largest gradient norm. 0: no clipping.", NOT_NEGATIVE),
-    TrainingKey("SOLVER.AMP", True,
-        "Mixed precision in training on CUDA. The CPU and evaluation use float32."),
-    TrainingKey("SOLVER.SEED", 1111, "Seed of everything that is random.", NOT_NEGATIVE),
-    FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.",
-        NOT_NEGATIVE, demo=(10, "The last and the best are kept.")),
-    FreeKey("SOLVER.LOG_PERIOD", 10, "Steps between two log lines.", POSITIVE),
-    FreeKey("SOLVER.EVAL_PERIOD", 1, "Epochs between two evaluations. The last epoch always has one.",
-        POSITIVE),
+    TrainKey("SOLVER.LR_NOISE", True, "DeMo's ±67 % noise on the learning rate."),
+    TrainKey("SOLVER.CLIP_GRAD", 0.0, "Largest gradient norm. 0: no clipping.", FROM_0),
+    TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
+    TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
+    FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
+        demo=(10, "The last and the best are kept.")),
+    FreeKey("SOLVER.LOG_PERIOD", 10, "Steps between two log lines.", ABOVE_0),
+    FreeKey("SOLVER.EVAL_PERIOD", 1, "Epochs between evaluations. The last epoch always has one.", ABOVE_0),
 
     FreeKey("TEST.IMS_PER_BATCH", 128, "Triples in a test batch.", between(1, 4096), demo=(256, FILES)),
     FreeKey("TEST.WEIGHT", "", "Checkpoint that `test_net.py` evaluates, ours or DeMo's."),
@@ -244,7 +234,7 @@ TABLE = (
     Key("TEST.UNSEEN_CAMERA", "mean",
         "Embedding of a camera without training images: the `mean`, `zero`, or an `error`.",
         one_of("mean", "zero", "error"), unused=(NO_SIE,)),
-    TrainingKey("TEST.CONTROLS", False, "`train_net.py` also scores the untrained model and raw pixels."),
+    TrainKey("TEST.CONTROLS", False, "`train_net.py` also scores the untrained model and raw pixels."),
 
     FreeKey("OUTPUT_DIR", "./runs/default", "The run folder. One that holds a run needs `--overwrite`.",
         demo=("./test", "A folder for all runs.")),
