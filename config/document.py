@@ -20,14 +20,15 @@ def make_page(page: str) -> str:
         rows = (f"`{key.name}` | `{key.default!r}` | {_describe(key)}" for key in keys)
         parts += [f"## {section}\n", "key | default | meaning", "---|---|---", *rows, ""]
     parts += ["## When a key has no effect\n"]
-    parts += [*_list_by_reason((reason, key.name) for key in TABLE for _, reason in key.unused), ""]
-    parts += ["## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
+    parts += _list_by_reason((reason, key.name) for key in TABLE for _, reason in key.unused)
+    parts += ["\n## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
     parts += [f"- `{name} {value}`" for name, (value, _) in DEMO_KEYS.items() if value is not None]
     parts += ["\nAccepted at any value:\n"]
     parts += _list_by_reason((reason, name) for name, (value, reason) in DEMO_KEYS.items() if value is None)
     demo = [(key, *key.demo) for key in TABLE if key.demo]
     parts += ["\n## Defaults that differ from DeMo's\n"]
-    parts += [f"These {len(demo)} matter for a file that does not set them.\n"]
+    parts += [f"These {len(demo)} matter for a file that does not set them. DeMo's own files set all but"]
+    parts += ["`MODEL.DEVICE` and `SOLVER.CHECKPOINT_PERIOD`. Its defaults are those of two public copies.\n"]
     parts += ["key | DeMo | here | from, or because", "---|---|---|---"]
     parts += [f"`{key.name}` | `{value!r}` | `{key.default!r}` | {why}" for key, value, why in demo]
     return "\n".join(parts) + "\n"

@@ -105,7 +105,7 @@ NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL
 NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
-NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "there is no SIE")
+NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
 CLIP = (lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16", "the backbone is ViT-B-16, as in DeMo")
 SOFT_MARGIN = (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on")
 NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
@@ -115,15 +115,15 @@ FILE_201 = "DeMo's file for RGBNT201"
 
 # fmt: off
 TABLE = (
-    TrainKey("MODEL.DEVICE", "auto", "`auto`: CUDA if there is a device.", one_of("auto", "cuda", "cpu"),
-        demo=("cuda", "The demo runs without CUDA.")),
+    TrainKey("MODEL.DEVICE", "auto", "`auto` (CUDA if there is one), `cuda` or `cpu`.",
+        one_of("auto", "cuda", "cpu"), demo=("cuda", "The demo runs without CUDA.")),
     FreeKey("MODEL.DEVICE_ID", "0", "Which CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
     TrainKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
     Key("MODEL.TRANSFORMER_TYPE", "ViT-B-16",
         "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token.",
         demo=("vit_base_patch16_224", FILES)),
     TrainKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
-        demo=("a path to fill in", "Named by a file.")),
+        demo=("a path to fill in", "Files name their weights.")),
     Key("MODEL.STRIDE_SIZE", [16, 16], "Step between patches. Below the patch size they overlap.", SIZE),
     TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
     TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
@@ -237,7 +237,7 @@ TABLE = (
     TrainKey("TEST.CONTROLS", False, "`train_net.py` also scores the untrained model and raw pixels."),
 
     FreeKey("OUTPUT_DIR", "./runs/default", "The run folder. One that holds a run needs `--overwrite`.",
-        demo=("./test", "A folder for all runs.")),
+        demo=("./test", "Runs share a folder.")),
 )
 
 RULES: tuple[Condition, ...] = (

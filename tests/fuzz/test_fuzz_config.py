@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from yacs.config import CfgNode
 
 from config import ConfigError, get_cfg, load_config
+from config.demo_keys import DEMO_KEYS
 from config.schema import KEYS as ROWS
 from config.schema import flatten, validate
 
@@ -49,7 +50,13 @@ def misspelt(draw: st.DrawFn) -> str:
     )
 
 
-keys = st.one_of(st.sampled_from(KEYS), st.sampled_from(KEYS), misspelt(), st.text(max_size=30))
+keys = st.one_of(
+    st.sampled_from(KEYS),
+    st.sampled_from(KEYS),
+    st.sampled_from(sorted(DEMO_KEYS)),
+    misspelt(),
+    st.text(max_size=30),
+)
 numbers = st.one_of(
     st.integers(),
     st.integers(-3, 300),
@@ -203,9 +210,12 @@ def check_accepted(cfg: CfgNode, overrides: list[str]) -> None:
     assert cfg.is_frozen()
     validate(cfg)
     expected = DEFAULTS | {
-        key: meaning(key, text) for key, text in zip(overrides[::2], overrides[1::2], strict=True)
+        key: meaning(key, text)
+        for key, text in zip(overrides[::2], overrides[1::2], strict=True)
+        if key not in DEMO_KEYS
     }
     found = dict(flatten(cfg))
+    assert found.keys() == DEFAULTS.keys()
     for key, default in DEFAULTS.items():
         assert type(found[key]) is type(default), key
         assert found[key] == expected[key], key
@@ -231,6 +241,14 @@ def refusal(overrides: list[str], file: Path | None = None) -> str:
 def test_random_overrides(overrides: list[str]) -> None:
     if not refusal(overrides):
         check_accepted(load_config(None, overrides), overrides)
+
+
+@pytest.mark.parametrize("key", sorted(DEMO_KEYS))
+def test_every_key_of_demo_survives_odd_values(key: str) -> None:
+    for text in ODD_TEXTS:
+        message = refusal([key, text])
+        takes_any, is_off = DEMO_KEYS[key][0] is None, SPELLINGS.get(text.strip().lower()) == "off"
+        assert key in message if message else takes_any or is_off
 
 
 @pytest.mark.parametrize("key", KEYS)
