@@ -15,16 +15,19 @@ MARK = "<!-- From here on, `python -m config.document` writes this page. -->\n"
 def make_page(page: str) -> str:
     """A page with its head, up to the mark, and the tables as the rows make them."""
     parts = [page.partition(MARK)[0] + MARK]
+    # The keys, section by section.
     for section in (*SECTIONS, "OUTPUT_DIR"):
         keys = [key for key in TABLE if key.name.partition(".")[0] == section]
         rows = (f"`{key.name}` | `{key.default!r}` | {_describe(key)}" for key in keys)
         parts += [f"## {section}\n", "key | default | meaning", "---|---|---", *rows, ""]
+    # What has no effect.
     parts += ["## When a key has no effect\n"]
     parts += _list_by_reason((reason, key.name) for key in TABLE for _, reason in key.unused)
     parts += ["\n## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
     parts += [f"- `{name} {value}`" for name, (value, _) in DEMO_KEYS.items() if value is not None]
     parts += ["\nAccepted at any value:\n"]
     parts += _list_by_reason((reason, name) for name, (value, reason) in DEMO_KEYS.items() if value is None)
+    # What differs from DeMo.
     demo = [(key, *key.demo) for key in TABLE if key.demo]
     parts += ["\n## Defaults that differ from DeMo's\n"]
     parts += [f"These {len(demo)} matter for a file that does not set them. DeMo's own files set all but"]

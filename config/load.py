@@ -133,13 +133,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def stored_config(text: Any, path: str | Path) -> CfgNode:
-    """The configuration in a checkpoint, free to be changed; keys that the text lacks have their defaults.
+    """The configuration in the entry `config` of a checkpoint, free to be changed.
 
-    Keys that this version does not know, and those that have no effect, are logged and left out.
-
-    Args:
-        text: what the checkpoint holds under `config`.
-        path: of the checkpoint, for messages.
+    Keys that it lacks have their defaults. Those that nothing here reads are logged and left out.
     """
     # Read the sections.
     try:
