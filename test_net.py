@@ -35,14 +35,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What to evaluate, and where the results go.
     args = test_arguments(argv)
     remedy = "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
-    weights = find_weights(args.config_file, args.settings, remedy)
+    weights = find_weights(args.config_file, args.overrides, remedy)
     setup_log()
     world = World.from_environment()
     check_outputs((args.metrics, ".json"), (args.save_features, ".npz"))
     report_folder = None if args.report is None else ReportFolder(args.report, world.size)
     # The model.
     trained = load_trained(
-        weights, args.settings, config_file=args.config_file, allow_partial=args.allow_partial
+        weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     cfg, model = trained.cfg, trained.model
     conditions = find_conditions(cfg, args.missing)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration, train, and report the result and the cost."""
     # The configuration, the run folder, and the checkpoint to resume from.
     args = train_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
+    cfg = load_config(args.config_file, args.overrides)
     world = World.from_environment()
     device = make_device(cfg, world)
     folder = Path(cfg.OUTPUT_DIR)

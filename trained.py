@@ -10,7 +10,7 @@ from typing import Any
 
 from yacs.config import CfgNode
 
-from config import ConfigError, finish_config, get_cfg, list_differences, merge_settings, stored_config
+from config import ConfigError, get_cfg, list_differences, load_config, merge_settings, stored_config
 from datasets.build import TrainingSplit, find_training_split
 from engine.runtime import seed_everything
 from modeling.checkpoint_file import WeightsError
@@ -37,13 +37,7 @@ class Trained:
 
 
 def find_weights(config_file: str | Path | None, overrides: Sequence[str], remedy: str) -> str:
-    """The checkpoint that TEST.WEIGHT names, on the command line or in the file.
-
-    Args:
-        config_file: a YAML file, or None.
-        overrides: `KEY VALUE …`.
-        remedy: what to say where it is empty.
-    """
+    """The checkpoint that TEST.WEIGHT names in the overrides or the file; `remedy` is the message if none."""
     weights: str = merge_settings(get_cfg(), config_file, overrides).TEST.WEIGHT
     if not weights:
         raise ConfigError(remedy)
@@ -57,56 +51,67 @@ def load_trained(
     config_file: str | Path | None = None,
     allow_partial: bool = False,
 ) -> Trained:
-    """Build the model that a checkpoint holds, and fill it.
+    """Build the model that a checkpoint holds, and fill it; the training images are not needed.
 
-    The configuration in the checkpoint comes first, then what `config_file` sets, then `overrides`. What
-    differs from the checkpoint and can change features or scores is logged. The training images are not
-    needed.
+    The configuration in the checkpoint comes first, then `config_file`, then `overrides`. What differs from
+    the checkpoint and can change features or scores is logged.
 
     Args:
         checkpoint: a file of ours, of DeMo or of the first SDTPS prototype.
         overrides: `KEY VALUE …`.
-        config_file: a YAML file; needed for a file that holds no configuration.
+        config_file: a YAML file; needed for a checkpoint without a configuration, such as DeMo's.
         allow_partial: load what fits even if entries are missing or left over.
     """
     file = read_model(checkpoint)
-    cfg = _make_config(file, config_file, [*overrides, "TEST.WEIGHT", str(checkpoint)])
-    split = _find_split(file, cfg)
+    content = file.content if isinstance(file.content, Mapping) else {}
+    cfg = _make_config(content, file.path, config_file, [*overrides, "TEST.WEIGHT", str(checkpoint)])
+    data = content.get("data")
+    split = _guess_split(file, cfg) if data is None else _read_split(data, file)
     seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
     model = make_model(cfg, split.classes, len(split.cameras), split.num_views)
     fill_model(model, file, allow_partial=allow_partial)
     return Trained(cfg, model, split)
 
 
-def _make_config(file: ModelFile, config_file: str | Path | None, overrides: Sequence[str]) -> CfgNode:
-    """The configuration in the file with what the caller overrides; differences are logged."""
-    if not isinstance(file.content, Mapping) or "config" not in file.content:
+def _make_config(
+    content: Mapping[str, Any], path: str | Path, config_file: str | Path | None, overrides: Sequence[str]
+) -> CfgNode:
+    """The configuration in the checkpoint with what the caller overrides; differences are logged."""
+    if "config" not in content:
         if config_file is None:
             raise ConfigError(
-                f"{file.path} holds no configuration (nor do DeMo's checkpoints and safetensors); add "
+                f"{path} holds no configuration (nor do DeMo's checkpoints and safetensors); add "
                 "--config_file with the settings that it was trained with"
             )
-        return finish_config(merge_settings(get_cfg(), config_file, overrides))
-    trained = stored_config(file.content["config"], file.path)
-    cfg = finish_config(merge_settings(trained.clone(), config_file, overrides))
+        return load_config(config_file, overrides)
+    trained = stored_config(content["config"], path)
+    cfg = load_config(config_file, overrides, start=trained)
     if differences := list_differences(trained, cfg):
-        logger.warning(
-            "settings that differ from the configuration in %s and can change the result:\n  %s",
-            file.path,
-            "\n  ".join(differences),
-        )
+        listed = "\n  ".join(differences)
+        logger.warning("overrides of the configuration in %s that can change the result:\n  %s", path, listed)
     return cfg
 
 
-def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
-    """What the model in the file was built for: as the file says, or as its tensors and the data tell."""
-    stored = file.content.get("data") if isinstance(file.content, Mapping) else None
-    if stored is not None:
-        return _read_split(stored, file.path, file.num_classes)
+def _read_split(stored: Any, file: ModelFile) -> TrainingSplit:
+    """The entry `data` of a checkpoint."""
+    try:
+        split = TrainingSplit(stored["classes"], tuple(stored["cameras"]), tuple(stored["scenes"]))
+        numbers = (split.classes, *split.cameras, *split.scenes)
+        are_numbers = all(type(number) is int and number >= 0 for number in numbers)
+        if are_numbers and split.classes in (file.num_classes, max(file.num_classes, 1)):
+            return split
+    except (KeyError, TypeError, IndexError):
+        pass
+    raise WeightsError(f"checkpoint {file.path} is damaged: its entry `data` cannot be read")
+
+
+def _guess_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
+    """What a model without the entry `data` was built for, as its tensors and the training images tell."""
     classes, rows = max(file.num_classes, 1), file.num_embeddings
     by_camera, by_scene = cfg.MODEL.SIE_CAMERA, cfg.MODEL.SIE_VIEW
     if not (by_camera or by_scene):
         return TrainingSplit(classes, (), ())
+    # The training split, if it has as many cameras and scenes as there are embeddings.
     found = find_training_split(cfg)
     if not rows:  # the model gets an embedding, and the file is refused for the lack of it
         return found or TrainingSplit(classes, (0,), (0, 1))
@@ -114,6 +119,7 @@ def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
         sizes = (len(found.cameras) if by_camera else 1) * (max(found.num_views, 1) if by_scene else 1)
         if sizes == rows:
             return TrainingSplit(classes, found.cameras, found.scenes)
+    # Otherwise in the order of their numbers.
     if by_camera and by_scene:
         raise WeightsError(
             f"{file.path} does not say which cameras and scenes its {rows} embeddings are of; put the "
@@ -121,25 +127,8 @@ def _find_split(file: ModelFile, cfg: CfgNode) -> TrainingSplit:
         )
     kind = "camera" if by_camera else "scene"
     logger.warning(
-        "%s does not say which %ss its %d embeddings are of, and the training split is not there or another: "
-        "the first is taken for the first %s, and so on",
-        file.path,
-        kind,
-        rows,
-        kind,
+        f"{file.path} does not say which {kind}s its {rows} embeddings are of, and the training split is not "
+        f"there or another: the first is taken for the first {kind}, and so on"
     )
     numbers = tuple(range(rows))
     return TrainingSplit(classes, numbers if by_camera else (), numbers if by_scene else ())
-
-
-def _read_split(stored: Any, path: str | Path, num_classes: int) -> TrainingSplit:
-    """The entry `data` of a checkpoint whose classifiers are for `num_classes` identities."""
-    try:
-        split = TrainingSplit(stored["classes"], tuple(stored["cameras"]), tuple(stored["scenes"]))
-        numbers = (split.classes, *split.cameras, *split.scenes)
-        are_numbers = all(type(number) is int and number >= 0 for number in numbers)
-        if are_numbers and split.classes in (num_classes, max(num_classes, 1)):
-            return split
-    except (KeyError, TypeError, IndexError):
-        pass
-    raise WeightsError(f"checkpoint {path} is damaged: its entry `data` cannot be read")

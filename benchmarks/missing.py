@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="evaluations of each kind")
     args = parser.parse_intermixed_args(argv)
     setup_log()
-    cfg = load_config(args.config_file, args.settings)
+    cfg = load_config(args.config_file, args.overrides)
     device = make_device(cfg)
     data = build_data(cfg)
     model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views).to(device)

@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5, help="steps of each kind")
     args = parser.parse_intermixed_args(argv)
     setup_log()
-    slimmed = load_config(args.config_file, args.settings)
+    slimmed = load_config(args.config_file, args.overrides)
     if not slimmed.MODEL.SLIM_LAYERS:
         raise UserError("there is nothing to compare without slimming; add MODEL.SLIM_LAYERS [3,6,9]")
-    whole = load_config(args.config_file, [*args.settings, "MODEL.SLIM_LAYERS", "[]"])
+    whole = load_config(args.config_file, [*args.overrides, "MODEL.SLIM_LAYERS", "[]"])
     device = make_device(whole)
     logger.info("%s, batch of %d triples", describe_software(), args.batch)
 

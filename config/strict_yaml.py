@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from config.validate import show
+from config.schema import show
 from structures import on_one_line
 
 MOST_BYTES = 100_000
@@ -20,23 +20,18 @@ class YamlFileError(Exception):
     """Why a file cannot be used, as the part of a sentence that follows its name."""
 
 
-def load_yaml(path: Path) -> Any:
-    """The content of a YAML file."""
-    return parse_yaml(_read(path))
-
-
 def parse_yaml(text: str) -> Any:
     """The content of a text in YAML."""
     node = _compose(text)
     try:
         return None if node is None else yaml.SafeLoader("").construct_document(node)
     except Exception as error:  # for example a ValueError for the date 2024-13-01
-        raise YamlFileError(f"is not valid YAML: {_one_line(error)}") from None
+        raise _invalid(error) from None
 
 
 def compose_yaml(path: Path) -> yaml.Node | None:
     """The nodes of a YAML file, which still know the text and the line of each value; None if it is empty."""
-    return _compose(_read(path))
+    return _compose(read_yaml(path))
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -47,11 +42,16 @@ def _compose(text: str) -> yaml.Node | None:
     except RecursionError:
         raise YamlFileError("is nested too deeply; a configuration has two levels") from None
     except yaml.YAMLError as error:
-        raise YamlFileError(f"is not valid YAML: {_one_line(error)}") from None
+        raise _invalid(error) from None
     return node
 
 
-def _read(path: Path) -> str:
+def _invalid(error: Exception) -> YamlFileError:
+    return YamlFileError(f"is not valid YAML: {on_one_line(' '.join(str(error).split()))}")
+
+
+def read_yaml(path: Path) -> str:
+    """The text of a YAML file."""
     try:
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
@@ -71,16 +71,10 @@ def _read(path: Path) -> str:
         raise YamlFileError(f"cannot be read: {error.strerror or error}") from None
 
 
-def _one_line(error: Exception) -> str:
-    return on_one_line(" ".join(str(error).split()))
-
-
 def _count(node: yaml.Node, counted: dict[int, int]) -> int:
     """Values in a node, those behind an alias each time; refuses repeated keys and nodes within themselves.
 
-    Args:
-        node: where to start.
-        counted: the result for each node by its id, filled here; 0 while a node is being counted.
+    The results are kept in `counted` by the id of the node, with 0 while a node is being counted.
     """
     line = node.start_mark.line + 1
     if id(node) in counted:
@@ -88,12 +82,10 @@ def _count(node: yaml.Node, counted: dict[int, int]) -> int:
             raise YamlFileError(f"has a value that contains itself (line {line}); write it without the alias")
         return counted[id(node)]
     counted[id(node)] = 0
-    parts: list[yaml.Node] = []
+    parts: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
     if isinstance(node, yaml.MappingNode):
         _refuse_repeated_keys(node)
         parts = [part for pair in node.value for part in pair]
-    elif isinstance(node, yaml.SequenceNode):
-        parts = node.value
     number = 1
     for part in parts:
         number += _count(part, counted)

@@ -49,10 +49,10 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: st
         help=f"YAML with the settings that differ from {base} (without it: {default})",
     )
     parser.add_argument(
-        "settings",
+        "overrides",
         metavar="KEY VALUE",
         nargs="*",
-        help="settings that override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
+        help="override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
     )
 
 
@@ -93,7 +93,7 @@ def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--force", action="store_true", help="resume even with settings or images that alter the result"
     )
     args = parser.parse_intermixed_args(_separate_resume(sys.argv[1:] if argv is None else argv))
-    args.overwrite |= args.config_file is None and args.resume is None and not args.settings  # the demo
+    args.overwrite |= args.config_file is None and args.resume is None and not args.overrides  # the demo
     args.config_file = DEMO_CONFIG if args.config_file is None else args.config_file
     return args
 

@@ -58,7 +58,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     """Build the network that `cfg` describes, with random weights.
 
     Args:
-        cfg: a configuration, see config/defaults.py.
+        cfg: a configuration, see config/schema.py.
         num_class: number of training identities.
         camera_num: number of cameras, for MODEL.SIE_CAMERA.
         view_num: number of views (scenes), for MODEL.SIE_VIEW.

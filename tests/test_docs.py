@@ -1,6 +1,5 @@
 """The pages against the code: keys, links, paths, commands and figures."""
 
-import ast
 import re
 import shlex
 from collections import Counter
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor
 
 from config import get_cfg, load_config
-from config.validate import ALLOWED, NO_EFFECT, NOT_IMPLEMENTED, flatten
+from config.demo_keys import DEMO_KEYS
+from config.schema import flatten
 
 ROOT = Path(__file__).parent.parent
 DEFAULTS = dict(flatten(get_cfg()))
@@ -21,20 +21,9 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 PACKAGES = sorted({path.parent.name for path in ROOT.glob("[a-z]*/*.py")} - {"tests"})
 SOURCES = (*PACKAGES, "configs", "docs", "tests")
-ROW = re.compile(r"^\| `(?P<key>[\w.]+)` \| `(?P<default>[^`]*)` \| (?P<meaning>.+) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-
-
-def tables_of_keys() -> str:
-    """The page without its last table, which is compared in tests/config/test_demo_defaults.py."""
-    return CONFIGURATION.read_text().partition("## Defaults that differ")[0]
-
-
-def rows() -> list[re.Match[str]]:
-    """The rows of the tables of keys."""
-    return list(ROW.finditer(tables_of_keys()))
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -56,53 +45,12 @@ def test_pages_are_found() -> None:
     assert {"architecture.md", "configuration.md", "data.md", "method.md", "CONTRIBUTING.md"} <= names
 
 
-def test_every_key_is_listed_once_and_no_other() -> None:
-    assert Counter(row["key"] for row in rows()) == Counter(list(DEFAULTS))
-
-
-def test_no_table_row_escapes_the_comparison() -> None:
-    """A row of a table of keys that is written in another form would not be compared."""
-    text = BLOCK.sub("", tables_of_keys())
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    headings = [line for line in lines if line == "| key | default | meaning |"]
-    rules = [line for line in lines if line == "|---|---|---|"]
-    assert len(lines) == len(rows()) + len(headings) + len(rules)
-
-
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row["key"])
-def test_defaults_are_those_of_the_code(row: re.Match[str]) -> None:
-    written, default = ast.literal_eval(row["default"]), DEFAULTS[row["key"]]
-    assert (type(written), written) == (type(default), default)
-
-
-def test_keys_stand_in_their_sections() -> None:
-    for section in re.split(r"^## ", tables_of_keys(), flags=re.MULTILINE)[1:]:
-        title = section.partition("\n")[0]
-        for row in ROW.finditer(section):
-            expected = row["key"].partition(".")[0] if "." in row["key"] else "The run folder"
-            assert title == expected, row["key"]
-
-
-def test_refused_keys_and_keys_without_effect_are_marked() -> None:
-    refused = {row["key"] for row in rows() if "Refused at any other value" in row["meaning"]}
-    without_effect = {row["key"] for row in rows() if row["meaning"].startswith("No effect")}
-    assert refused == set(NOT_IMPLEMENTED)
-    assert without_effect == set(NO_EFFECT)
-
-
-def test_choices_are_named() -> None:
-    meanings = {row["key"]: row["meaning"] for row in rows()}
-    for key, choices in ALLOWED.items():
-        for choice in choices:
-            assert f"`{choice}`" in meanings[key], f"{key} does not mention {choice}"
-
-
 @each_page
 def test_keys_named_in_the_text_exist(page: Path) -> None:
     sections = "|".join(key for key in get_cfg() if key != "OUTPUT_DIR")
     named = re.findall(rf"\b(?:{sections})\.[A-Z][A-Z0-9_]+\b", page.read_text())
     examples = {"MODEL.USE_SDTP", "MODEL.BASE_LR", "MODEL.GATED", "MODEL.LENGTH_LOSS"}
-    assert set(named) - set(DEFAULTS) - examples == set()
+    assert set(named) - set(DEFAULTS) - set(DEMO_KEYS) - examples == set()
 
 
 def test_every_real_data_set_and_the_weights_have_an_address() -> None:
@@ -290,7 +238,7 @@ def test_options_of_the_figures_are_those_of_the_command() -> None:
 
     page = (ROOT / "docs" / "evaluation.md").read_text().partition("\n## Figures\n")[2]
     written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
-    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--settings", "--config_file"}
+    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--overrides", "--config_file"}
     assert written == known
 
 

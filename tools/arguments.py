@@ -34,7 +34,7 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of tools.figures; `kind` and `queries` may hold settings that follow them."""
+    """The command line of tools.figures; `kind` and `queries` may hold overrides that follow them."""
     parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
     add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)

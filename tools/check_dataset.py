@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tqdm import tqdm
 
 from config import load_config
-from config.validate import patch_size
+from config.schema import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_dark, find_problems
 from engine.command import run_command
@@ -45,7 +45,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Scan, open every file, report."""
     args = parse_arguments(argv)
-    cfg = load_config(args.config_file, args.settings)
+    cfg = load_config(args.config_file, args.overrides)
     setup_log()
     scan = scan_data(cfg)
     paths = files_of(scan)

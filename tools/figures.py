@@ -45,19 +45,19 @@ WIDTHS = (2.0, 30.0)  # inches
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; `settings` includes those that follow a list."""
+    """The command line; `overrides` includes those that follow a list."""
     args = figures_arguments(argv)
     for option in ("kind", "queries"):
         words = getattr(args, option) or []
         place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
         setattr(args, option, words[:place])
-        args.settings = [*words[place:], *args.settings]
+        args.overrides = [*words[place:], *args.overrides]
     _check(args)
     return args
 
 
 def _is_key(word: str) -> bool:
-    """Whether a word begins the settings: argparse gives a list all that follows it."""
+    """Whether a word begins the overrides: argparse gives a list all that follows it."""
     section, _, key = word.partition(".")
     return word == "OUTPUT_DIR" or (key.isupper() and section in get_cfg())
 
@@ -181,10 +181,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, choose the queries, and draw."""
     args = parse_arguments(argv)
     remedy = "there is nothing to draw without weights; add --weights runs/…/best.pth"
-    weights = args.weights or find_weights(args.config_file, args.settings, remedy)
+    weights = args.weights or find_weights(args.config_file, args.overrides, remedy)
     setup_log()
     trained = load_trained(
-        weights, args.settings, config_file=args.config_file, allow_partial=args.allow_partial
+        weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     cfg, model = trained.cfg, trained.model
     logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds

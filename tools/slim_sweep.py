@@ -67,7 +67,7 @@ def measure(
     args: argparse.Namespace, layers: tuple[int, ...], keep: float, data: EvaluationData
 ) -> SweepPoint:
     """Evaluate every checkpoint with one way of slimming."""
-    settings = [*args.settings, *slim_settings(layers, keep)]
+    settings = [*args.overrides, *slim_settings(layers, keep)]
     point = SweepPoint(layers, keep, 0.0, [], [], [])
     for weights in args.weights:
         trained = load_trained(weights, settings, config_file=args.config_file)
@@ -168,12 +168,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = slim_sweep_arguments(argv)
     ways = [((), 1.0), *((parse_layers(layers), keep) for layers in args.layers for keep in args.keep)]
     for way in ways:  # a mistake in the last one must not cost the others
-        load_config(args.config_file, [*args.settings, *slim_settings(*way)])
+        load_config(args.config_file, [*args.overrides, *slim_settings(*way)])
     numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
     for path in (numbers, figure):
         check_destination(path, replaces=path.suffix, makes_folder=True)
     setup_log()
-    first = load_trained(args.weights[0], args.settings, config_file=args.config_file)
+    first = load_trained(args.weights[0], args.overrides, config_file=args.config_file)
     data = build_test_data(first.cfg, first.split)
     loggers = [logging.getLogger(name) for name in ("modeling", "trained")]
     for chatty in loggers:  # each model and each checkpoint would be told

@@ -1,7 +1,5 @@
-"""Our defaults beside DeMo's: what docs/configuration.md says of the difference."""
+"""Our defaults beside DeMo's."""
 
-import ast
-import re
 from collections import defaultdict
 from typing import Any
 
@@ -9,10 +7,9 @@ import yaml
 from test_config import DEMO_FILE
 
 from config import get_cfg
-from config.validate import flatten
-from conftest import ROOT
+from config.demo_keys import DEMO_KEYS
+from config.schema import KEYS, flatten
 
-CONFIGURATION = ROOT / "docs" / "configuration.md"
 DEFAULTS = dict(flatten(get_cfg()))
 DEMO_DEFAULTS: dict[str, Any] = {
     "MODEL.DEVICE": "cuda",
@@ -94,24 +91,26 @@ DEMO_DEFAULTS: dict[str, Any] = {
     "OUTPUT_DIR": "./test",
 }
 """DeMo's defaults, as two public copies of its `config/defaults.py` both have them."""
-DIFFERENCE = re.compile(r"^\| `([\w.]+)` \| (.+?) \| `([^`]*)` \| .+ \|$", re.MULTILINE)
 
 
-def test_defaults_that_differ_from_demos_are_listed_and_no_others() -> None:
-    section = CONFIGURATION.read_text().partition("## Defaults that differ")[2].partition("\n## ")[0]
-    listed = {key: (demo, ast.literal_eval(ours)) for key, demo, ours in DIFFERENCE.findall(section)}
-    assert DEMO_DEFAULTS.keys() <= DEFAULTS.keys()
-    assert set(listed) == {key for key, value in DEMO_DEFAULTS.items() if DEFAULTS[key] != value}
-    assert f"[{len(listed)} differ]" in CONFIGURATION.read_text()
-    for key, (demo, ours) in listed.items():
-        assert ours == DEFAULTS[key]
-        if demo != "a path to fill in":
-            assert ast.literal_eval(demo.strip("`")) == DEMO_DEFAULTS[key]
+def test_the_rows_know_which_defaults_differ_from_demos() -> None:
+    demo = {key: value for key, value in DEMO_DEFAULTS.items() if key not in DEMO_KEYS}
+    assert demo.keys() <= KEYS.keys()
+    assert {row.name for row in KEYS.values() if row.demo} == {k for k, v in demo.items() if DEFAULTS[k] != v}
+    for row in KEYS.values():
+        if row.demo and row.name != "MODEL.PRETRAIN_PATH_T":  # a path to fill in
+            assert row.demo[0] == demo[row.name]
 
 
-def test_demos_files_name_the_keys_whose_defaults_differ() -> None:
+def test_demos_dead_keys_are_accepted_at_its_defaults() -> None:
+    assert DEMO_KEYS.keys() <= DEMO_DEFAULTS.keys()
+    for key, (accepted, _) in DEMO_KEYS.items():
+        assert accepted in (None, DEMO_DEFAULTS[key])
+
+
+def test_demos_files_set_the_keys_whose_defaults_differ() -> None:
     """What the page says of them: only two of these keys are left to the defaults."""
     placeholders = defaultdict(str, size="[256, 128]", name="RGBNT201")
     named = {key for key, _ in flatten(yaml.safe_load(DEMO_FILE.format_map(placeholders)))}
-    unnamed = {key for key, value in DEMO_DEFAULTS.items() if DEFAULTS[key] != value} - named
+    unnamed = {row.name for row in KEYS.values() if row.demo} - named
     assert unnamed == {"MODEL.DEVICE", "SOLVER.CHECKPOINT_PERIOD"}

@@ -10,7 +10,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config.defaults import get_cfg
+from config import get_cfg
 from datasets import build, sources
 from datasets.build import DataBundle, build_data
 from datasets.dataset import DatasetError, Splits

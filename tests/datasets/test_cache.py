@@ -12,7 +12,7 @@ from test_build_data import draw_dataset, two_epochs
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from config.defaults import get_cfg
+from config import get_cfg
 from datasets import cache
 from datasets.build import build_data
 from datasets.cache import RamCache, cache_bytes, free_memory, make_caches

@@ -94,7 +94,7 @@ def test_a_defect_keeps_its_stack_trace(error: Exception) -> None:
 def test_resume_does_not_take_a_key_for_its_checkpoint() -> None:
     words = ["OUTPUT_DIR", "x", "--resume", "SOLVER.LOG_PERIOD", "5"]
     args = train_arguments(words)
-    assert (args.resume, args.settings) == ("", ["OUTPUT_DIR", "x", "SOLVER.LOG_PERIOD", "5"])
+    assert (args.resume, args.overrides) == ("", ["OUTPUT_DIR", "x", "SOLVER.LOG_PERIOD", "5"])
     assert train_arguments(["--resume", "a/last.pth"]).resume == "a/last.pth"
     assert train_arguments([]).overwrite
     assert not train_arguments(["OUTPUT_DIR", "precious"]).overwrite

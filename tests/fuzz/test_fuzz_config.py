@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from yacs.config import CfgNode
 
 from config import ConfigError, get_cfg, load_config
-from config.validate import ALLOWED, NOT_IMPLEMENTED, flatten, validate
+from config.demo_keys import DEMO_KEYS
+from config.schema import KEYS as ROWS
+from config.schema import flatten, validate
 
 DEFAULTS = dict(flatten(get_cfg()))
 KEYS = sorted(DEFAULTS)
+CHOICES = {name: row.check.choices for name, row in ROWS.items() if row.check and row.check.choices}
 LONGEST_MESSAGE = 600
 
 # The same examples in every run: a failure must not depend on the day.
@@ -47,7 +50,13 @@ def misspelt(draw: st.DrawFn) -> str:
     )
 
 
-keys = st.one_of(st.sampled_from(KEYS), st.sampled_from(KEYS), misspelt(), st.text(max_size=30))
+keys = st.one_of(
+    st.sampled_from(KEYS),
+    st.sampled_from(KEYS),
+    st.sampled_from(sorted(DEMO_KEYS)),
+    misspelt(),
+    st.text(max_size=30),
+)
 numbers = st.one_of(
     st.integers(),
     st.integers(-3, 300),
@@ -135,7 +144,7 @@ ODD_TEXTS = (
     "İ",
 )
 odd_texts = st.sampled_from(ODD_TEXTS)
-choices = st.sampled_from([str(choice) for allowed in ALLOWED.values() for choice in allowed])
+choices = st.sampled_from([str(choice) for allowed in CHOICES.values() for choice in allowed])
 defaults = st.sampled_from([str(default) for default in DEFAULTS.values()])
 values = st.one_of(literals.map(repr), numbers.map(repr), odd_texts, choices, defaults, st.text(max_size=20))
 
@@ -149,9 +158,8 @@ def plausible(draw: st.DrawFn) -> list[str]:
         bool: st.booleans(),
         int: st.integers(0, 300).map(lambda number: 8 * number if key.endswith("PER_BATCH") else number),
         float: st.floats(0, 1) | st.integers(0, 3),
-        str: st.sampled_from(ALLOWED.get(key, (default,))) | st.text(max_size=10),
+        str: st.sampled_from(CHOICES.get(key, (default,))) | st.text(max_size=10),
         list: st.lists(st.floats(0.1, 1), min_size=3, max_size=3) | st.lists(st.integers(1, 64), max_size=3),
-        tuple: st.lists(numbers, max_size=3).map(tuple),
     }
     return [key, str(draw(by_type[type(default)]))]
 
@@ -191,7 +199,7 @@ def meaning(key: str, text: str) -> Any:
     if isinstance(default, str):
         brackets = text.startswith("(") and text.endswith(")") and text.count("'") + text.count('"') == 2
         return value if brackets and isinstance(value, str) else text
-    return type(default)(value) if isinstance(default, (float, list, tuple)) else value
+    return type(default)(value) if isinstance(default, (float, list)) else value
 
 
 def is_one_line(text: str) -> bool:
@@ -202,13 +210,16 @@ def check_accepted(cfg: CfgNode, overrides: list[str]) -> None:
     assert cfg.is_frozen()
     validate(cfg)
     expected = DEFAULTS | {
-        key: meaning(key, text) for key, text in zip(overrides[::2], overrides[1::2], strict=True)
+        key: meaning(key, text)
+        for key, text in zip(overrides[::2], overrides[1::2], strict=True)
+        if key not in DEMO_KEYS
     }
     found = dict(flatten(cfg))
+    assert found.keys() == DEFAULTS.keys()
     for key, default in DEFAULTS.items():
         assert type(found[key]) is type(default), key
         assert found[key] == expected[key], key
-        for number in found[key] if isinstance(default, (list, tuple)) else [found[key]]:
+        for number in found[key] if isinstance(default, list) else [found[key]]:
             assert is_one_line(number) if isinstance(number, str) else math.isfinite(number)
 
 
@@ -232,6 +243,14 @@ def test_random_overrides(overrides: list[str]) -> None:
         check_accepted(load_config(None, overrides), overrides)
 
 
+@pytest.mark.parametrize("key", sorted(DEMO_KEYS))
+def test_every_key_of_demo_survives_odd_values(key: str) -> None:
+    for text in ODD_TEXTS:
+        message = refusal([key, text])
+        takes_any, is_off = DEMO_KEYS[key][0] is None, SPELLINGS.get(text.strip().lower()) == "off"
+        assert key in message if message else takes_any or is_off
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_every_key_takes_its_default_and_survives_odd_values(key: str) -> None:
     """Random keys meet random values seldom; here each key meets one value of every kind."""
@@ -244,9 +263,7 @@ def test_every_key_takes_its_default_and_survives_odd_values(key: str) -> None:
             check_accepted(load_config(None, [key, text]), [key, text])
 
 
-free_texts = [
-    k for k, v in DEFAULTS.items() if isinstance(v, str) and k not in ALLOWED and k not in NOT_IMPLEMENTED
-]
+free_texts = [k for k, v in DEFAULTS.items() if isinstance(v, str) and k not in CHOICES]
 
 
 @settings(fuzz, max_examples=60)

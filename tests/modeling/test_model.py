@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from config.defaults import get_cfg
+from config import get_cfg
 from modeling.branches.demo import ATMoE
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
-from config.defaults import get_cfg
+from config import get_cfg
 from solver.build import make_criterion, make_optimizer, make_schedule
 
 

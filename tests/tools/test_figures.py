@@ -154,9 +154,9 @@ def test_the_last_return_pattern_is_the_default() -> None:
 def test_settings_may_follow_a_list() -> None:
     args = parse_arguments(["A.B", "c", "--kind", "ranks", "attention", "TEST.MISS", "t", "SOLVER.SEED", "3"])
     assert args.kind == ["ranks", "attention"]
-    assert args.settings == ["TEST.MISS", "t", "SOLVER.SEED", "3", "A.B", "c"]
+    assert args.overrides == ["TEST.MISS", "t", "SOLVER.SEED", "3", "A.B", "c"]
     args = parse_arguments(["--queries", "TEST.jpg", "5", "--top", "3", "OUTPUT_DIR", "x"])
-    assert (args.queries, args.settings, args.top) == (["TEST.jpg", "5"], ["OUTPUT_DIR", "x"], 3)
+    assert (args.queries, args.overrides, args.top) == (["TEST.jpg", "5"], ["OUTPUT_DIR", "x"], 3)
 
 
 @pytest.mark.parametrize(

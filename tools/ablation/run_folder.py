@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from config import load_config
 from config.compare import HARMLESS
-from config.validate import flatten
+from config.schema import flatten
 from engine.files import save_json, take_lock
 from structures import UserError
 from tools.ablation.scores import has_scores

@@ -76,18 +76,18 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     return QueryScores(chosen, arrays["names"][scored], precisions[scored], hits[scored])
 
 
-def score_queries(folder: Path, settings: Sequence[str] = (), epoch: str = "last") -> None:
+def score_queries(folder: Path, overrides: Sequence[str] = (), epoch: str = "last") -> None:
     """Evaluate a checkpoint of a finished run, as test_net.py does, and keep the score of each query.
 
     Args:
         folder: of the run.
-        settings: `KEY VALUE …` that differ from those of the run: where the data are, which device.
+        overrides: `KEY VALUE …` that differ from those of the run: where the data are, which device.
         epoch: `last` for last.pth, `best` for best.pth.
     """
     weights = folder / f"{epoch}.pth"
     if not weights.is_file():
         raise UserError(f"{weights} does not exist; without it the queries of the run cannot be scored")
-    trained = load_trained(weights, settings)
+    trained = load_trained(weights, overrides)
     device = make_device(trained.cfg)
     data = build_test_data(trained.cfg, trained.split)
     (result,) = make_evaluate(trained.cfg, data.test, device)(trained.model.to(device)).values()
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Score the queries of one run."""
     parser = argparse.ArgumentParser(description="Keep the score of every query of a finished run.")
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("settings", metavar="KEY VALUE", nargs="*", help="settings that differ from its own")
+    parser.add_argument("overrides", metavar="KEY VALUE", nargs="*", help="override its own configuration")
     parser.add_argument("--epoch", choices=list(FILES), default="last", help="which checkpoint to evaluate")
     parser.add_argument("--program", type=Path, help="what trained it in place of train_net.py")
     args = parser.parse_intermixed_args(argv)
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.program is not None:
         sys.path.insert(0, str(args.program.parent))  # as where Python runs it
         runpy.run_path(str(args.program))  # it patches, but does not train, since its name is not __main__
-    score_queries(args.run, args.settings, args.epoch)
+    score_queries(args.run, args.overrides, args.epoch)
 
 
 if __name__ == "__main__":

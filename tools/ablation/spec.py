@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from config import ConfigError, load_config
+from config.schema import show
 from config.strict_yaml import YamlFileError, compose_yaml
-from config.validate import show
 from structures import RETURN_PATTERNS, UserError, on_one_line
 from tools.ablation.run_folder import Run
 from tools.ablation.scores import EPOCHS

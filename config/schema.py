@@ -1,0 +1,363 @@
+"""The table of keys: defaults, checks, messages and docs/configuration.md are made from its rows."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from yacs.config import CfgNode
+
+from structures import UserError
+
+
+class ConfigError(UserError):
+    """A setting that cannot be used; the message names the key, the value and what to do."""
+
+
+class Check(NamedTuple):
+    """What a key accepts: `words` follow "must be"; `choices` are all of the values, where they are few."""
+
+    accept: Callable[[Any], bool]
+    words: str
+    choices: tuple[Any, ...] = ()
+
+
+Condition = tuple[Callable[[CfgNode], bool], str]
+"""A question to a configuration, and the words for the answer yes."""
+
+
+Changes = Literal["scores", "weights", "nothing"]
+"""What another value can change: what trained weights give, only how they are trained, or neither."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A row of the table.
+
+    Attributes:
+        name: `SECTION.NAME`; OUTPUT_DIR alone has no section.
+        default: decides the type as well.
+        help: what the key does, in Markdown.
+        check: what the key accepts; None for every value of its type.
+        unused: when the key has no effect, and why; the first condition that holds is the one that is logged.
+        changes: what another value can change.
+        demo: DeMo's default where it differs, and why it does.
+    """
+
+    name: str
+    default: Any
+    help: str = ""
+    check: Check | None = None
+    unused: tuple[Condition, ...] = ()
+    changes: Changes = "scores"
+    demo: tuple[Any, str] | None = None
+
+
+TrainKey = partial(Key, changes="weights")
+"""A key that does not change what trained weights give."""
+FreeKey = partial(Key, changes="nothing")
+"""A key that may change in the middle of a run."""
+
+LARGEST_SIDE = 4096
+"""Pixels on the side of an image."""
+MOST_PATCHES = 10_000
+"""Patches of an image: the cost of attention grows with their square."""
+
+
+def between(lowest: float, highest: float) -> Check:
+    """A range with both ends."""
+    return Check(lambda v: lowest <= v <= highest, f"between {lowest} and {highest}")
+
+
+def one_of(*choices: Any) -> Check:
+    """A few values."""
+    return Check(lambda v: v in choices, f"one of {', '.join(map(str, choices))}", choices)
+
+
+ABOVE_0 = Check(lambda v: 0 < v < float("inf"), "above 0")
+FROM_0 = Check(lambda v: 0 <= v < float("inf"), "0 or more")
+RATIO = Check(lambda v: 0 < v <= 1, "above 0 and at most 1")
+FRACTION = Check(lambda v: 0 <= v < 1, "0 or more and below 1")
+SIZE = Check(
+    lambda v: len(v) == 2 and all(isinstance(n, int) and 0 < n <= LARGEST_SIDE for n in v),
+    f"two whole numbers between 1 and {LARGEST_SIDE}",
+)
+BLOCKS = Check(
+    lambda v: all(isinstance(n, int) and n > 0 for n in v) and list(v) == sorted(set(v)),
+    "ascending numbers of blocks, counted from 1, such as [3, 6, 9]",
+)
+THREE = Check(lambda v: len(v) == 3, "three numbers, one per channel")
+THREE_ABOVE_0 = Check(lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0")
+ONE_DEVICE = Check(lambda v: re.fullmatch("[0-9]{1,4}", v) is not None, "one number, such as 0")
+HELD_OUT = Check(lambda v: v == 0 or v >= 2, "0, or at least 2 (one identity alone is always found)")
+PAIRS = Check(lambda v: v >= 2, "2 or more (the triplet loss needs pairs)")
+
+NO_SDTPS = (lambda cfg: not cfg.MODEL.USE_SDTPS, "MODEL.USE_SDTPS is off")
+NO_SCORE = (lambda cfg: cfg.MODEL.SDTPS_SELECT != "score", "MODEL.SDTPS_SELECT is not score")
+ALL_PATCHES = (lambda cfg: cfg.MODEL.SDTPS_SELECT == "all", "MODEL.SDTPS_SELECT is all")
+NOT_LEARNED = (lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5, "MODEL.SDTPS_BETA 0.5 leaves no learned part")
+NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL is off")
+NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
+NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
+NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
+NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
+CLIP = (lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16", "the backbone is ViT-B-16, as in DeMo")
+SOFT_MARGIN = (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on")
+NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
+
+FILES = "DeMo's files"
+FILE_201 = "DeMo's file for RGBNT201"
+
+# fmt: off
+TABLE = (
+    TrainKey("MODEL.DEVICE", "auto", "`auto` (CUDA if there is one), `cuda` or `cpu`.",
+        one_of("auto", "cuda", "cpu"), demo=("cuda", "The demo runs without CUDA.")),
+    FreeKey("MODEL.DEVICE_ID", "0", "Which CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
+    TrainKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
+    Key("MODEL.TRANSFORMER_TYPE", "ViT-B-16",
+        "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token.",
+        demo=("vit_base_patch16_224", FILES)),
+    TrainKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
+        demo=("a path to fill in", "Files name their weights.")),
+    Key("MODEL.STRIDE_SIZE", [16, 16], "Step between patches. Below the patch size they overlap.", SIZE),
+    TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
+    TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
+    TrainKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
+    TrainKey("MODEL.FROZEN", False, "Do not train the backbone."),
+    Key("MODEL.SIE_CAMERA", False, "Learn an embedding per camera.",
+        demo=(True, "Off until a file says so.")),
+    Key("MODEL.SIE_VIEW", False, "Learn an embedding per scene; with SIE_CAMERA, one per pair."),
+    Key("MODEL.SIE_COE", 1.0, "Factor on this embedding.", FROM_0, unused=(NO_SIE,), demo=(3.0, FILES)),
+    Key("MODEL.GLOBAL_LOCAL", False, "PIFE: join each global feature with the mean of its patches."),
+    Key("MODEL.HDM", False, "Decouple the modalities into seven features."),
+    Key("MODEL.ATM", False, "ATMoE: weigh these features by a mixture of experts. Needs HDM."),
+    Key("MODEL.HEAD", 4, "Heads of ATMoE.", between(1, 1024), unused=(NO_ATM,), demo=(12, FILE_201)),
+    Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1)),
+    TrainKey("MODEL.ID_LOSS_WEIGHT", 0.25, "Weight of the identity loss.", FROM_0, demo=(1.0, FILES)),
+    TrainKey("MODEL.IF_LABELSMOOTH", "on", "Label smoothing of 0.1.", one_of("on", "off")),
+    TrainKey("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "Weight of the triplet loss.", FROM_0),
+    TrainKey("MODEL.NO_MARGIN", True, "Soft-margin triplet loss. False: with the margin SOLVER.MARGIN."),
+    Key("MODEL.USE_SDTPS", False, "Select and aggregate patch tokens, guided across modalities."),
+    Key("MODEL.SDTPS_SELECT", "score",
+        "`score` keeps the best patches. Controls: `random` keeps as many at random (in evaluation by their "
+        "position in the batch), `all` takes the mean of all.", one_of("score", "random", "all"),
+        unused=(NO_SDTPS,)),
+    Key("MODEL.SDTPS_GUIDE", "reduced",
+        "Compare patches with the globals after PIFE (`reduced`, as published) or with the `class` tokens.",
+        one_of("reduced", "class"), unused=(NO_SDTPS, NO_SCORE)),
+    Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "Share of patches kept.", RATIO, unused=(NO_SDTPS, ALL_PATCHES)),
+    Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "Aggregated tokens as a share of the kept patches.", RATIO,
+        unused=(NO_SDTPS, ALL_PATCHES)),
+    Key("MODEL.SDTPS_BETA", 0.25, "Weight β of the similarities in the score. The learned part has 1 − 2β.",
+        between(0, 0.5), unused=(NO_SDTPS, NO_SCORE)),
+    TrainKey("MODEL.SDTPS_USE_GUMBEL", False,
+        "Straight-through Gumbel decision in training. Needs USE_SDTPS.", unused=(NO_SCORE, NOT_LEARNED)),
+    TrainKey("MODEL.SDTPS_GUMBEL_TAU", 1.0, "Temperature of the Gumbel softmax.", ABOVE_0,
+        unused=(NO_GUMBEL, NO_SCORE, NOT_LEARNED)),
+    TrainKey("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "Weight of the SDTPS losses.", FROM_0, unused=(NO_SDTPS,)),
+    Key("MODEL.SLIM_LAYERS", [], "Slimming: blocks of the backbone after which patches are dropped.", BLOCKS),
+    Key("MODEL.SLIM_KEEP", 0.7, "Share of the remaining patches that each keeps.", RATIO, unused=(NO_SLIM,)),
+    Key("MODEL.SLIM_SCORE", "attention", "How class tokens score patches: `attention` or `cosine`.",
+        one_of("attention", "cosine"), unused=(NO_SLIM,)),
+    Key("MODEL.SLIM_CROSS", True, "The other modalities' class tokens also score.", unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_WARMUP_EPOCHS", 0, "Epochs in which the share falls from 1.", between(0, 100_000),
+        unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_USE_GUMBEL", False, "Gumbel decision in training; scores get a gradient.",
+        unused=(NO_SLIM,)),
+    TrainKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", ABOVE_0, unused=(NO_SLIM, NO_SLIM_GUMBEL)),
+
+    Key("INPUT.SIZE_TRAIN", [256, 128], "Height and width of training images.", SIZE),
+    Key("INPUT.SIZE_TEST", [256, 128], "Height and width of test images. Must equal SIZE_TRAIN.", SIZE),
+    TrainKey("INPUT.PROB", 0.5, "Probability of a horizontal flip.", between(0, 1)),
+    TrainKey("INPUT.PADDING", 10, "Black pixels on each side before the crop.", FROM_0),
+    TrainKey("INPUT.RE_PROB", 0.5, "Probability of random erasing.", between(0, 1)),
+    Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "Normalisation: mean, for values in [0, 1].", THREE),
+    Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "Normalisation: standard deviation.", THREE_ABOVE_0),
+    TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
+
+    Key("DATASETS.NAMES", "RGBNT201",
+        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic` or `SyntheticHard`: "
+        "[data.md](data.md)."),
+    FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder."),
+    TrainKey("DATASETS.VAL_IDS", 0,
+        "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "
+        "choose it on the test split, as DeMo does.", HELD_OUT),
+
+    FreeKey("DATALOADER.NUM_WORKERS", 8, "Processes that load images; 0: the main one does.",
+        between(0, 256), demo=(14, "The result is the same.")),
+    TrainKey("DATALOADER.NUM_INSTANCE", 8, "K, images per identity in a batch.", PAIRS, demo=(16, FILE_201)),
+    FreeKey("DATALOADER.CACHE", "none",
+        "`ram` keeps resized images in memory that the loading processes share (295 kB for a triple of 256 × "
+        "128), and refuses if they do not fit. `none` reads files every time.", one_of("none", "ram")),
+    TrainKey("DATALOADER.ON_ERROR", "stop",
+        "At an unreadable training image, `stop`, or `skip` to another triple of the identity. Test images "
+        "always stop.", one_of("stop", "skip")),
+
+    TrainKey("SOLVER.OPTIMIZER_NAME", "Adam", "The optimiser.", one_of("Adam", "AdamW", "SGD"),
+        demo=("SGD", FILES)),
+    TrainKey("SOLVER.MAX_EPOCHS", 50, "Epochs of training.", between(1, 100_000), demo=(120, FILE_201)),
+    TrainKey("SOLVER.IMS_PER_BATCH", 64, "Triples in a training batch, P × K.", between(1, 4096),
+        demo=(128, FILE_201)),
+    TrainKey("SOLVER.BASE_LR", 3.5e-4, "Learning rate outside the backbone.", ABOVE_0, demo=(0.009, FILES)),
+    TrainKey("SOLVER.BACKBONE_LR", 0.0,
+        "Learning rate of the backbone. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo.", FROM_0),
+    TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
+    TrainKey("SOLVER.LARGE_FC_LR", False, "Twice the rate for classifiers."),
+    TrainKey("SOLVER.MOMENTUM", 0.9, "Momentum of SGD.", FRACTION, unused=(NOT_SGD,)),
+    TrainKey("SOLVER.WEIGHT_DECAY", 1e-4, "Weight decay of everything but biases.", FROM_0),
+    TrainKey("SOLVER.WEIGHT_DECAY_BIAS", 1e-4, "Weight decay of biases.", FROM_0),
+    TrainKey("SOLVER.MARGIN", 0.3, "Margin of the triplet loss.", FROM_0, unused=(SOFT_MARGIN,)),
+    TrainKey("SOLVER.WARMUP_ITERS", 10, "Epochs (not steps) of linear warm-up.", FROM_0),
+    TrainKey("SOLVER.WARMUP_PROPORTIONAL", False,
+        "Each group goes from 0.1 to 0.001 of its own rate. False: of BASE_LR, as in DeMo."),
+    TrainKey("SOLVER.LR_NOISE", True, "DeMo's ±67 % noise on the learning rate."),
+    TrainKey("SOLVER.CLIP_GRAD", 0.0, "Largest gradient norm. 0: no clipping.", FROM_0),
+    TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
+    TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
+    FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
+        demo=(10, "The last and the best are kept.")),
+    FreeKey("SOLVER.LOG_PERIOD", 10, "Steps between two log lines.", ABOVE_0),
+    FreeKey("SOLVER.EVAL_PERIOD", 1, "Epochs between evaluations. The last epoch always has one.", ABOVE_0),
+
+    FreeKey("TEST.IMS_PER_BATCH", 128, "Triples in a test batch.", between(1, 4096), demo=(256, FILES)),
+    FreeKey("TEST.WEIGHT", "", "Checkpoint that `test_net.py` evaluates, ours or DeMo's."),
+    Key("TEST.NECK_FEAT", "before", "Features `before` or `after` the BNNeck.", one_of("before", "after")),
+    Key("TEST.FEAT_NORM", "yes", "L2-normalise the features. DeMo's `no` does so too.", one_of("yes", "no")),
+    Key("TEST.MISS", "nothing", "Missing modalities: zeros after normalisation.",
+        one_of("nothing", "r", "n", "t", "rn", "rt", "nt"), demo=("None", "`None` is accepted.")),
+    Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking (k1 = 50, k2 = 15, λ = 0.3).", one_of("yes", "no")),
+    Key("TEST.UNSEEN_CAMERA", "mean",
+        "Embedding of a camera without training images: the `mean`, `zero`, or an `error`.",
+        one_of("mean", "zero", "error"), unused=(NO_SIE,)),
+    TrainKey("TEST.CONTROLS", False, "`train_net.py` also scores the untrained model and raw pixels."),
+
+    FreeKey("OUTPUT_DIR", "./runs/default", "The run folder. One that holds a run needs `--overwrite`.",
+        demo=("./test", "Runs share a folder.")),
+)
+
+RULES: tuple[Condition, ...] = (
+    (lambda cfg: cfg.MODEL.ATM and not cfg.MODEL.HDM,
+     "MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off"),
+    (lambda cfg: cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS,
+     "MODEL.SDTPS_USE_GUMBEL needs MODEL.USE_SDTPS; turn both on, or both off"),
+    (lambda cfg: cfg.INPUT.SIZE_TRAIN != cfg.INPUT.SIZE_TEST,
+     "INPUT.SIZE_TRAIN {INPUT.SIZE_TRAIN} and INPUT.SIZE_TEST {INPUT.SIZE_TEST} must be equal, since the "
+     "position embeddings have one grid"),
+    (lambda cfg: min(cfg.INPUT.SIZE_TRAIN) < (patch_size(cfg.MODEL.TRANSFORMER_TYPE) or 0),
+     "INPUT.SIZE_TRAIN {INPUT.SIZE_TRAIN} is smaller than one patch of {patch} pixels; make INPUT.SIZE_TRAIN "
+     "and INPUT.SIZE_TEST larger"),
+    (lambda cfg: max(cfg.MODEL.STRIDE_SIZE) > (patch_size(cfg.MODEL.TRANSFORMER_TYPE) or LARGEST_SIDE),
+     "MODEL.STRIDE_SIZE {MODEL.STRIDE_SIZE} is larger than the patch of {patch} pixels and would skip "
+     "pixels; [{patch}, {patch}] is the largest"),
+    (lambda cfg: _count_patches(cfg) > MOST_PATCHES,
+     "INPUT.SIZE_TRAIN {INPUT.SIZE_TRAIN} with MODEL.STRIDE_SIZE {MODEL.STRIDE_SIZE} makes {patches} "
+     f"patches; at most {MOST_PATCHES} can be used, so make the images smaller or the stride larger"),
+    (lambda cfg: min(cfg.INPUT.SIZE_TRAIN) <= cfg.INPUT.PADDING,
+     "INPUT.PADDING ({INPUT.PADDING}) must be smaller than both sides of INPUT.SIZE_TRAIN "
+     "{INPUT.SIZE_TRAIN}, or a crop could miss the image"),
+    (lambda cfg: cfg.SOLVER.IMS_PER_BATCH % cfg.DATALOADER.NUM_INSTANCE
+     or cfg.SOLVER.IMS_PER_BATCH == cfg.DATALOADER.NUM_INSTANCE,
+     "SOLVER.IMS_PER_BATCH ({SOLVER.IMS_PER_BATCH}) must be a multiple of DATALOADER.NUM_INSTANCE "
+     "({DATALOADER.NUM_INSTANCE}), and at least twice that, since a batch holds whole identities and two or "
+     "more of them"),
+    (lambda cfg: cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS,
+     "SOLVER.WARMUP_ITERS ({SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
+     "({SOLVER.MAX_EPOCHS}); lower it, or set it to 0 for no warm-up"),
+    (lambda cfg: not cfg.OUTPUT_DIR.strip(), "OUTPUT_DIR is empty; name a folder for the run"),
+)
+"""What settings must not be together, each with its message; {SECTION.NAME} stands for a value."""
+# fmt: on
+
+KEYS = {key.name: key for key in TABLE}
+"""The rows by name, with those that `register_key` adds."""
+SECTIONS = tuple(dict.fromkeys(key.name.partition(".")[0] for key in TABLE if "." in key.name))
+
+
+def register_key(name: str, default: Any, help: str = "", check: Check | None = None) -> None:
+    """Add a key, for a part from outside the checkout; call it before the configuration is loaded.
+
+    Args:
+        name: `SECTION.NAME` of a section that exists.
+        default: decides the type, and must mean that the part is off.
+        help: what the key does.
+        check: what it accepts besides its type, such as `between(0, 1)` or `one_of("a", "b")`.
+    """
+    section, _, last = name.partition(".")
+    if section not in SECTIONS or not last or name in KEYS:
+        raise ValueError(f"{name!r} is no new key of {', '.join(SECTIONS)}")
+    if not isinstance(default, (bool, int, float, str, list)):
+        raise ValueError(f"{name} takes a switch, a number, a text or a list, not {show(default)}")
+    if check and not check.accept(default):
+        raise ValueError(f"the default of {name} must be {check.words}, not {show(default)}")
+    KEYS[name] = Key(name, default, help, check)
+
+
+def get_cfg() -> CfgNode:
+    """A fresh copy of the defaults, free to be changed."""
+    cfg = CfgNode()
+    for key in KEYS.values():
+        section, _, name = key.name.rpartition(".")
+        node = cfg.setdefault(section, CfgNode()) if section else cfg
+        node[name] = deepcopy(key.default)
+    return cfg
+
+
+def flatten(cfg: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All settings as (`SECTION.KEY`, value)."""
+    for key, value in cfg.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+_abbreviate = reprlib.Repr()
+_abbreviate.maxstring = _abbreviate.maxother = 80
+_abbreviate.maxlevel = 2
+
+
+def show(value: Any) -> str:
+    """A value for a message, on one line and shortened."""
+    try:
+        return _abbreviate.repr(value)
+    except ValueError:  # Python refuses to write a whole number of thousands of digits
+        return "a very large number"
+
+
+def patch_size(backbone: str) -> int | None:
+    """Pixels on the side of a patch, where the name of the backbone says it."""
+    found = re.search(r"patch([0-9]{1,4})|ViT-\w+-([0-9]{1,4})", backbone)
+    return int(found.group(1) or found.group(2)) if found else None
+
+
+def _count_patches(cfg: CfgNode) -> int:
+    """Patches of an image. Without a patch size in the backbone's name they are taken not to overlap."""
+    patch = patch_size(cfg.MODEL.TRANSFORMER_TYPE)
+    (height, width), (down, right) = cfg.INPUT.SIZE_TRAIN, cfg.MODEL.STRIDE_SIZE
+    return ((height - (patch or down)) // down + 1) * ((width - (patch or right)) // right + 1)
+
+
+def validate(cfg: CfgNode) -> None:
+    """Refuse settings that cannot work, alone or together, before any work is done."""
+    for name, value in flatten(cfg):
+        check = KEYS[name].check
+        if check and not check.accept(value):
+            raise ConfigError(f"{name} must be {check.words}, not {show(value)}")
+    for is_wrong, message in RULES:
+        if is_wrong(cfg):
+            patch = patch_size(cfg.MODEL.TRANSFORMER_TYPE)
+            raise ConfigError(message.format(**cfg, patch=patch, patches=_count_patches(cfg)))
+
+
+def find_unused(cfg: CfgNode) -> dict[str, str]:
+    """The keys that have no effect in this configuration, whatever their value, each with the reason."""
+    return {
+        name: reasons[0]
+        for name, key in KEYS.items()
+        if (reasons := [reason for is_unused, reason in key.unused if is_unused(cfg)])
+    }
