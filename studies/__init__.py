@@ -1,1 +1,1 @@
-"""What `tools/ablate.py` is made of; docs/ablation.md explains the words."""
+"""`python -m studies`: comparisons of variants over several seeds; docs/results.md."""

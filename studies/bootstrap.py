@@ -1,4 +1,4 @@
-"""How sure a difference is: a paired bootstrap over seeds and queries, pure NumPy."""
+"""How certain a difference is: a paired bootstrap over seeds and queries, pure NumPy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,12 @@ WORDS = ("better", "worse", "not distinguishable")
 
 @dataclass(frozen=True)
 class Difference:
-    """How much larger the scores of one variant are than those of another.
+    """How much larger the scores of one variant are than those of another."""
 
-    Attributes:
-        estimate: mean difference over seeds and queries.
-        low: lower end of the confidence interval.
-        high: upper end.
-        num_seeds: pairs of runs that were compared; with 1, the noise between seeds is not in the interval.
-        num_queries: queries that were compared.
-    """
-
-    estimate: float
-    low: float
+    estimate: float  # mean over seeds and queries
+    low: float  # ends of the confidence interval
     high: float
-    num_seeds: int
+    num_seeds: int  # pairs of runs; with 1, the noise between seeds is not in the interval
     num_queries: int
 
     @property
@@ -37,6 +29,9 @@ class Difference:
         """`better` if the interval is above 0, `worse` if below, else `not distinguishable`."""
         better, worse, neither = WORDS
         return better if self.low > 0 else worse if self.high < 0 else neither
+
+    def __str__(self) -> str:
+        return f"{self.estimate:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
 
 
 def paired_bootstrap(
@@ -60,28 +55,22 @@ def paired_bootstrap(
     if scores.shape != reference.shape or scores.ndim != 2 or not scores.size:
         raise ValueError(f"scores {scores.shape} and reference {reference.shape} must be equal, (S, Q)")
     differences = scores.astype(np.float64) - reference
-    num_seeds, num_queries = differences.shape
     estimate = float(differences.mean())
+    # Stretch the means of the seeds around the estimate.
     seed_means = differences.mean(axis=1, keepdims=True)  # (S, 1)
-    stretched = differences + (seed_stretch(num_seeds) - 1) * (seed_means - estimate)
+    stretched = differences + (seed_stretch(len(differences)) - 1) * (seed_means - estimate)
+    # Draw rows and columns, as often as each is drawn; the mean of each resample.
     rng = np.random.default_rng(seed)
-    means = np.concatenate(
-        [
-            _resampled_means(stretched, min(CHUNK, resamples - done), rng)
-            for done in range(0, resamples, CHUNK)
-        ]
-    )
+    means = []
+    for done in range(0, resamples, CHUNK):
+        rows, columns = (
+            rng.multinomial(size, np.full(size, 1 / size), size=min(CHUNK, resamples - done))
+            for size in stretched.shape
+        )
+        means.append(((rows @ stretched) * columns).sum(axis=1) / stretched.size)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return Difference(estimate, float(low), float(high), num_seeds, num_queries)
-
-
-def _resampled_means(values: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Means (count,) of `values` (S, Q) with rows and columns drawn with replacement."""
-    num_rows, num_columns = values.shape
-    rows = rng.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=count)  # (count, S)
-    columns = rng.multinomial(num_columns, np.full(num_columns, 1 / num_columns), size=count)
-    return ((rows @ values) * columns).sum(axis=1) / (num_rows * num_columns)
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    return Difference(estimate, float(low), float(high), *differences.shape)
 
 
 def seed_stretch(num_seeds: int) -> float:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from yacs.config import CfgNode
 
 from config import load_config
 from config.compare import HARMLESS
 from config.validate import flatten
-from engine.files import save_json, take_lock
+from engine.files import take_lock
 from structures import UserError
-from tools.ablation.scores import has_scores
+from studies.scores import has_scores
 
-logger = logging.getLogger(__name__)
-
-RECORD = "ablate.json"
-"""In each run folder: what the study knows of the run beside what train_net.py writes."""
+RECORD = "study.json"
+"""In each run folder: the program that trained it, and the seconds of each of its training processes."""
 CONSOLE = "console.txt"
 """In each run folder: what its processes printed."""
 
@@ -39,27 +35,16 @@ class RunState(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """One variant with one seed.
+    """One variant with one seed."""
 
-    Attributes:
-        variant: its name.
-        seed: SOLVER.SEED.
-        folder: OUTPUT_DIR.
-        config_file: for --config_file.
-        words: `KEY VALUE …` behind it.
-        cfg: the configuration that they give.
-        program: what trains in place of train_net.py, or None.
-        epoch: whose queries are scored: `last` or `best`.
-    """
-
-    variant: str
-    seed: int
-    folder: Path
-    config_file: Path
-    words: tuple[str, ...]
-    cfg: CfgNode
-    program: Path | None = None
-    epoch: str = "last"
+    variant: str  # its name
+    seed: int  # SOLVER.SEED
+    folder: Path  # OUTPUT_DIR
+    config_file: Path  # for --config_file
+    words: tuple[str, ...]  # the overrides, `KEY VALUE …`
+    cfg: CfgNode  # the configuration that they give
+    program: Path | None = None  # what trains in place of train_net.py
+    epoch: str = "last"  # whose queries are scored: `last` or `best`
 
     @property
     def name(self) -> str:
@@ -67,14 +52,15 @@ class Run:
         return f"{self.variant}/seed_{self.seed}"
 
     @property
-    def epochs(self) -> int:
-        """How many there will be."""
-        return int(self.cfg.SOLVER.MAX_EPOCHS)
+    def program_name(self) -> str:
+        """What trains, for the record."""
+        return str(self.program or "train_net.py")
 
     @property
-    def epochs_done(self) -> int:
-        """How many there are."""
-        return len((read_metrics(self.folder) or {}).get("epochs", []))
+    def epochs_left(self) -> int:
+        """How many are to be trained."""
+        done = len((read_metrics(self.folder) or {}).get("epochs", []))
+        return max(int(self.cfg.SOLVER.MAX_EPOCHS) - done, 0)
 
     @property
     def state(self) -> RunState:
@@ -83,42 +69,39 @@ class Run:
             return RunState.DONE if has_scores(self.folder, self.epoch) else RunState.TRAINED
         return RunState.INTERRUPTED if (self.folder / "last.pth").is_file() else RunState.NEW
 
-    def check_settings(self) -> None:
-        """Refuse to go on with, or to use, a run that was trained with other settings."""
-        if self.state is RunState.NEW:  # nothing of it will be used
-            return
-        changed = changed_settings(self.folder, self.cfg)
-        before, now = read_record(self.folder).get("program"), program_name(self.program)
-        if before is not None and before != now:
-            changed["program"] = (before, now)
-        if changed:
-            listed = ", ".join(f"{key} was {old!r} and is {new!r} now" for key, (old, new) in changed.items())
-            raise UserError(
-                f"{self.folder} was trained with other settings than the study asks for: {listed}; "
-                "change the study back, name another output, or delete that folder"
-            )
+    def is_in_use(self) -> bool:
+        """Whether a training process still writes into the folder."""
+        lock = self.folder / ".lock"
+        return lock.is_file() and take_lock(lock) is None
 
 
-def thread_counts(folder: Path) -> set[int]:
-    """The numbers of threads that a run was trained with: one, unless it was resumed with another."""
-    known = (read_metrics(folder) or {}).get("environments") or read_record(folder).get("sessions", [])
-    return {int(entry["threads"]) for entry in known}
-
-
-def check_threads(runs: Sequence[Run], wanted: int | None) -> None:
-    """Refuse to go on with, or to compare, runs that were trained with different numbers of threads.
+def check_runs(runs: Sequence[Run], threads: int | None) -> None:
+    """Refuse to continue, or to compare, runs that were trained in another way than the study asks for.
 
     Args:
         runs: of a study.
-        wanted: the number that the study gives to its runs; None if nothing is going to be trained.
+        threads: the number that the study gives to its runs; None if nothing is going to be trained.
     """
-    other = f"the study asks for {wanted}"
+    other = f"the study asks for {threads}"
     for run in runs:
-        counts = set() if run.state is RunState.NEW else thread_counts(run.folder)
-        for count in sorted(counts):
-            if wanted is None:
-                wanted, other = count, f"{run.folder} with {count}"
-            if count != wanted:
+        if run.state is RunState.NEW:  # nothing of it will be used
+            continue
+        # Configuration and program.
+        changed = changed_settings(run.folder, run.cfg)
+        before = read_record(run.folder).get("program", run.program_name)
+        if before != run.program_name:
+            changed["program"] = (before, run.program_name)
+        if changed:
+            listed = ", ".join(f"{key} was {old!r} and is {new!r} now" for key, (old, new) in changed.items())
+            raise UserError(
+                f"{run.folder} was trained with other settings than the study asks for: {listed}; "
+                "change the study back, name another output, or delete that folder"
+            )
+        # Threads.
+        for count in thread_counts(run.folder):
+            if threads is None:
+                threads, other = count, f"{run.folder} with {count}"
+            if count != threads:
                 raise UserError(
                     f"{run.folder} was trained with {count} threads, but {other}, and their number changes "
                     f"the trained model; set threads: {count} in the study, name another output, or delete "
@@ -126,9 +109,33 @@ def check_threads(runs: Sequence[Run], wanted: int | None) -> None:
                 )
 
 
-def program_name(program: Path | None) -> str:
-    """What trains, for the record of a run."""
-    return "train_net.py" if program is None else str(program)
+def thread_counts(folder: Path) -> list[int]:
+    """The numbers of threads that a run was trained with: one, unless it was resumed with another."""
+    return sorted({entry["threads"] for entry in (read_metrics(folder) or {}).get("environments", [])})
+
+
+def changed_settings(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """The settings of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
+
+    A key that the run does not know yet, because it is younger, has its default.
+    """
+    before, now = (dict(flatten(config)) for config in (load_config(folder / "config.yml"), cfg))
+    return {key: (before[key], now[key]) for key in sorted(now.keys() - HARMLESS) if before[key] != now[key]}
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether the training of a run has come to its end."""
+    return "summary" in (read_metrics(folder) or {})
+
+
+def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list[Path]]:
+    """The folders of the trained runs by variant; of all variants if none is named."""
+    names = variants or sorted(path.name for path in study.glob("*") if path.is_dir())
+    runs = {name: sorted(filter(is_trained, (study / name).glob("seed_*"))) for name in names}
+    for name in names or [""]:
+        if not runs.get(name):
+            raise UserError(f"{study / name} holds no finished runs; name a folder that `studies run` made")
+    return runs
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:
@@ -139,76 +146,9 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
     return content
 
 
-def is_trained(folder: Path) -> bool:
-    """Whether the training of a run has come to its end."""
-    return "summary" in (read_metrics(folder) or {})
-
-
-def changed_settings(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """The settings of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
-
-    A setting that the run does not know yet, because it is younger, has its default.
-    """
-    before = dict(flatten(load_config(folder / "config.yml")))
-    now = dict(flatten(cfg))
-    return {key: (before[key], now[key]) for key in sorted(now.keys() - HARMLESS) if before[key] != now[key]}
-
-
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run; empty for runs that no study has made."""
+    """What the study has recorded about a run; empty for runs that no study has made."""
     return _read_json(folder / RECORD) or {}
-
-
-def begin_session(run: Run, *, threads: int, jobs: int, device: str | None) -> None:
-    """Note that a training process starts; its time is not known yet.
-
-    Args:
-        run: the run.
-        threads: CPU threads of the process.
-        jobs: runs at once, which share the machine.
-        device: the CUDA device, if one was chosen.
-    """
-    resumes = run.state is RunState.INTERRUPTED
-    sessions = read_record(run.folder).get("sessions", []) if resumes else []
-    sessions.append({"seconds": None, "threads": threads, "jobs": jobs, "device": device})
-    save_json(run.folder / RECORD, {"program": program_name(run.program), "sessions": sessions})
-
-
-def end_session(run: Run, seconds: float) -> None:
-    """Note how long the training process took that `begin_session` announced."""
-    record = read_record(run.folder)
-    record["sessions"][-1]["seconds"] = seconds
-    save_json(run.folder / RECORD, record)
-
-
-def training_seconds(folder: Path) -> float | None:
-    """Time of all training processes of a run; None where it is not known of each."""
-    seconds = [session["seconds"] for session in read_record(folder).get("sessions", [])]
-    return None if not seconds or None in seconds else float(sum(seconds))
-
-
-def lock_study(folder: Path) -> IO[bytes]:
-    """Refuse a study folder that another process works on; the lock lasts as long as the returned file."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = take_lock(folder / ".lock")
-    except OSError as error:
-        raise UserError(f"the study folder {folder} cannot be written: {error.strerror}") from None
-    if file is None:
-        raise UserError(f"{folder} is in use by another study; wait for it, or change output")
-    return file
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether a training process still writes into a run folder."""
-    try:
-        with (folder / ".lock").open("r") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
@@ -217,7 +157,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
-        raise UserError(f"{path} cannot be read; delete the folder to repeat the run") from None
+        content = None
     if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold what it should; delete the folder to repeat the run")
+        raise UserError(f"{path} cannot be read; delete the folder to repeat the run")
     return content

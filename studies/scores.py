@@ -1,4 +1,4 @@
-"""The score of every query of a finished run: `python -m tools.ablation.scores RUN`.
+"""The score of every query of a finished run: `python -m studies.scores RUN`.
 
 metrics.json has means alone; to compare two runs query by query, the weights are evaluated once more.
 """
@@ -11,9 +11,8 @@ import logging
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from engine.build import make_device, make_evaluation
 from engine.command import run_command
 from engine.files import save_arrays
 from engine.runtime import setup_log
-from structures import BEST_ON, LAST_EPOCH, RankingMetrics, UserError
+from structures import BEST_ON, LAST_EPOCH, UserError
 from trained import load_trained
 
 logger = logging.getLogger(__name__)
@@ -33,21 +32,13 @@ FILES = {"last": "query_scores.npz", "best": "query_scores_best.npz"}
 """In each run folder: the scores of last.pth, and those of best.pth."""
 
 
-@dataclass(frozen=True)
-class QueryScores:
-    """The scores of a run with one return pattern, of the Q queries that have a right match in the gallery.
-
-    Attributes:
-        pattern: the return pattern.
-        names: file names, (Q,).
-        average_precisions: (Q,), in [0, 1].
-        first_hits: rank of the first right match, (Q,), from 1.
-    """
+class QueryScores(NamedTuple):
+    """The scores of a run with one return pattern, of the Q queries that have a positive in the gallery."""
 
     pattern: int
-    names: np.ndarray
-    average_precisions: np.ndarray
-    first_hits: np.ndarray
+    names: np.ndarray  # of the files, (Q,)
+    average_precisions: np.ndarray  # (Q,), in [0, 1]
+    first_hits: np.ndarray  # rank of the first positive, (Q,), from 1
 
 
 def has_scores(folder: Path, epoch: str = "last") -> bool:
@@ -66,7 +57,7 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     """
     arrays = _read(folder / FILES[epoch])
     if arrays is None:
-        raise UserError(f"{folder / FILES[epoch]} does not exist; run its study again, which makes it")
+        raise UserError(f"{folder / FILES[epoch]} does not exist; `studies run` makes it")
     patterns = [int(number) for number in arrays["patterns"]]
     chosen = pattern if pattern in patterns else patterns[-1]
     precisions = arrays[f"average_precisions_{chosen}"]
@@ -75,35 +66,32 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     return QueryScores(chosen, arrays["names"][scored], precisions[scored], hits[scored])
 
 
-def score_queries(folder: Path, settings: Sequence[str] = (), epoch: str = "last") -> None:
+def score_queries(folder: Path, overrides: Sequence[str] = (), epoch: str = "last") -> None:
     """Evaluate a checkpoint of a finished run, as test_net.py does, and keep the score of each query.
 
     Args:
         folder: of the run.
-        settings: `KEY VALUE …` that differ from those of the run: where the data are, which device.
+        overrides: `KEY VALUE …` that differ from those of the run: where the data are, which device.
         epoch: `last` for last.pth, `best` for best.pth.
     """
     weights = folder / f"{epoch}.pth"
     if not weights.is_file():
         raise UserError(f"{weights} does not exist; without it the queries of the run cannot be scored")
-    trained = load_trained(weights, settings)
+    trained = load_trained(weights, overrides)
     device = make_device(trained.cfg)
     data = build_test_data(trained.cfg, trained.split)
     evaluate = make_evaluation(trained.cfg, data.test, device)
-    result = evaluate(trained.model.to(device))
+    ranking = evaluate(trained.model.to(device)).ranking
     names = np.array(evaluate.evaluator.collected().names)[data.test.query_rows]
-    save_arrays(folder / FILES[epoch], _arrays(folder, names, result.ranking))
-    logger.info("wrote the scores of %d queries to %s", len(names), folder / FILES[epoch])
-
-
-def _arrays(folder: Path, names: np.ndarray, ranking: dict[int, RankingMetrics]) -> dict[str, Any]:
-    return {
+    arrays = {
         "run": np.array(_fingerprint(folder)),
         "names": names,
         "patterns": np.array(list(ranking)),
         **{f"average_precisions_{p}": metrics.average_precisions for p, metrics in ranking.items()},
         **{f"first_hits_{p}": metrics.first_hits for p, metrics in ranking.items()},
     }
+    save_arrays(folder / FILES[epoch], arrays)
+    logger.info("wrote the scores of %d queries to %s", len(names), folder / FILES[epoch])
 
 
 def _fingerprint(folder: Path) -> str:
@@ -125,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Score the queries of one run."""
     parser = argparse.ArgumentParser(description="Keep the score of every query of a finished run.")
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("settings", metavar="KEY VALUE", nargs="*", help="settings that differ from its own")
+    parser.add_argument("overrides", metavar="KEY VALUE", nargs="*", help="what differs from its own")
     parser.add_argument("--epoch", choices=list(FILES), default="last", help="which checkpoint to evaluate")
     parser.add_argument("--program", type=Path, help="what trained it in place of train_net.py")
     args = parser.parse_intermixed_args(argv)
@@ -133,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.program is not None:
         sys.path.insert(0, str(args.program.parent))  # as where Python runs it
         runpy.run_path(str(args.program))  # it patches, but does not train, since its name is not __main__
-    score_queries(args.run, args.settings, args.epoch)
+    score_queries(args.run, args.overrides, args.epoch)
 
 
 if __name__ == "__main__":

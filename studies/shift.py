@@ -1,66 +1,49 @@
-"""Does the selection look at the image, or only know the place? `python -m tools.study_shift STUDY`.
+"""`python -m studies shift`: does the selection look at the image, or only know the patch index?
 
 The test images of every finished run are shifted sideways by whole patches, with their masks; what is
 uncovered repeats the border. A selection that follows the person keeps its precision. One that knows the
-place alone falls as the places do that it keeps in images that are not shifted.
+patch index alone falls as the indices do that it keeps in images that are not shifted.
 """
 
 from __future__ import annotations
 
-from engine.arguments import answer_early
-from tools.arguments import study_shift_arguments
-
-if __name__ == "__main__":
-    answer_early(study_shift_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
-
+import argparse
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from datasets.build import build_test_data
 from engine.build import make_device
-from engine.command import run_command
-from engine.runtime import setup_log
 from evaluation.selection import kept_patch_precision, most_kept_places, patch_foreground
 from structures import ModalBatch, UserError
-from tools.ablation.finished import finished_runs, markdown_table, show_mean
+from studies.pages import markdown_table, show_mean
+from studies.run_folder import finished_runs
 from trained import load_trained
 
 logger = logging.getLogger(__name__)
 
 SHIFTS = (0, -1, 1, -2, 2)
-"""In patches; to the left where negative. The first is 0: it tells the places."""
+"""In patches; to the left where negative. The first is 0: it tells the indices."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(args: argparse.Namespace) -> None:
     """Evaluate every run with every shift, and log a table."""
-    args = study_shift_arguments(argv)
-    setup_log()
-    runs = finished_runs(args.study, args.variants)
-    with tqdm(total=sum(map(len, runs.values())), unit="run", disable=None) as progress:
-        rows = []
-        for variant, folders in runs.items():
-            found = []
-            for folder in folders:
-                found.append(shifted_precision(folder))
-                progress.update()
-            rows.append([variant, *(_cell([run[shift] for run in found]) for shift in SHIFTS)])
+    rows = []
+    for variant, folders in finished_runs(args.study, args.variants).items():
+        runs = [shifted_precision(folder) for folder in folders]
+        pairs = [zip(*(run[shift] for run in runs), strict=True) for shift in SHIFTS]
+        rows.append([variant, *(" / ".join(show_mean(values) for values in pair) for pair in pairs)])
+        logger.info("%s: %d runs evaluated", variant, len(runs))
     header = ["shift, in patches", *(f"{shift:+d}" if shift else "0" for shift in SHIFTS)]
-    logger.info("on the person / places of shift 0\n\n%s", markdown_table(header, rows))
-
-
-def _cell(runs: list[tuple[float, float]]) -> str:
-    return " / ".join(show_mean(values) for values in zip(*runs, strict=True))
+    logger.info("on the person / indices of shift 0\n\n%s", markdown_table(header, rows))
 
 
 @torch.no_grad()
 def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
-    """By shift: the share of the kept patches on the person, and that of the places of shift 0, in percent.
+    """By shift: the share of the kept patches on the person, and that of the indices of shift 0, in percent.
 
     Both are means over the modalities.
     """
@@ -69,6 +52,7 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
     data = build_test_data(cfg, trained.split)
     device = make_device(cfg)
     model.to(device).eval()
+    # What is kept, and what lies on the person, by shift.
     step = cfg.INPUT.SIZE_TEST[1] // model.backbone.grid[1]  # pixels
     kept: dict[int, list[Tensor]] = {shift: [] for shift in SHIFTS}
     foreground: dict[int, list[Tensor]] = {shift: [] for shift in SHIFTS}
@@ -82,14 +66,15 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
                 )
             kept[shift].append(torch.stack(list(output.selection.kept)).cpu())  # (3, B, K)
             foreground[shift].append(patch_foreground(shifted.person_masks, model.backbone.grid))
+    # The precision of both.
     results: dict[int, tuple[float, float]] = {}
     for shift in SHIFTS:
         on_person = torch.cat(foreground[shift])  # (images, N)
         by_modality = torch.cat(kept[shift], dim=1)
         if not results:
-            places = [most_kept_places(rows, on_person.shape[1]) for rows in by_modality]
+            indices = [most_kept_places(rows, on_person.shape[1]) for rows in by_modality]
         own = torch.stack([kept_patch_precision(rows, on_person) for rows in by_modality])
-        prior = torch.stack([on_person[:, same].float().mean(dim=1) for same in places])
+        prior = torch.stack([on_person[:, same].float().mean(dim=1) for same in indices])
         results[shift] = (100 * own.mean().item(), 100 * prior.mean().item())
     return results
 
@@ -103,7 +88,3 @@ def shift_batch(batch: ModalBatch, pixels: int) -> ModalBatch:
 
     masks = None if batch.person_masks is None else moved(batch.person_masks)
     return replace(batch, images=batch.images.map(moved), person_masks=masks)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,6 +1,6 @@
-"""A control of studies/sources.yml: patches are scored by the globals of the other modalities alone."""
+"""A control of studies/specs/sources.yml: patches are scored by the globals of the other modalities alone."""
 
-from patched import score_by, train
+from studies.controls.patched import score_by, train
 
 score_by(lambda own, others: others[0] + others[1])
 

@@ -1,4 +1,4 @@
-"""The failing control of studies/gumbel.yml: the mask that others use, no option of the product.
+"""The failing control of studies/specs/gumbel.yml: the mask that others use, not an option of the product.
 
 The value of the masked softmax is the same; its derivative with respect to the decision is 1e10 times too
 large.
@@ -6,7 +6,7 @@ large.
 
 from torch import Tensor
 
-from patched import sdtps, train
+from studies.controls.patched import sdtps, train
 
 
 def softmax_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:

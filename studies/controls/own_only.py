@@ -1,6 +1,6 @@
-"""A control of studies/sources.yml: patches are scored by their similarity with the own global alone."""
+"""A control of studies/specs/sources.yml: patches are scored by the similarity with the own global alone."""
 
-from patched import score_by, train
+from studies.controls.patched import score_by, train
 
 score_by(lambda own, others: own)
 

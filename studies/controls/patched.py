@@ -1,13 +1,9 @@
 """What the programs of the studies share: they patch a function, and then train as train_net.py does.
 
-Import this first: it makes the packages importable.
+By hand: `python -m studies.controls.own_only --config_file …`.
 """
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where train_net.py and the packages are
 
 from torch import Tensor
 

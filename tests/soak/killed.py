@@ -1,6 +1,6 @@
-"""Run an entry point that is ended by SIGKILL at a chosen moment; started by `tools.soak` alone.
+"""Run an entry point that is ended by SIGKILL at a chosen moment; started by soaking.py alone.
 
-`python -m tools.killed MOMENT COUNT RANK MARK ENTRY ARGUMENT …` runs ENTRY, train_net or test_net. In
+`python tests/soak/killed.py MOMENT COUNT RANK MARK ENTRY ARGUMENT …` runs ENTRY, train_net or test_net. In
 the process of that RANK, when MOMENT comes for the COUNT-th time, it makes the file MARK and kills itself.
 """
 

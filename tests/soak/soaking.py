@@ -1,4 +1,4 @@
-"""Kill training runs and reports again and again, and see that nothing is lost: `python -m tools.soak`.
+"""Kill training runs and reports again and again, and see that nothing is lost; `make soak` runs it.
 
 Runs on a drawn miniature, of one process and of two, are ended by SIGKILL: at random times, in a step, in an
 evaluation, inside the write of a file or of TensorBoard's. They are resumed every time. In the end weights,
@@ -8,12 +8,6 @@ writing of a report is killed: the earlier report must be there. Files of somebo
 
 from __future__ import annotations
 
-from engine.arguments import answer_early
-from tools.arguments import soak_arguments
-
-if __name__ == "__main__":
-    answer_early(soak_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
-
 import json
 import logging
 import os
@@ -21,7 +15,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,17 +23,13 @@ from typing import Any, NamedTuple
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tqdm import tqdm
 
-from datasets.synthetic import SyntheticSpec, ensure_synthetic
-from engine.command import run_command
-from engine.runtime import setup_log
-from structures import UserError
+from conftest import MINIATURE, ROOT, SMALL_MODEL
+from datasets.synthetic import ensure_synthetic
 
 logger = logging.getLogger(__name__)
 
-ROOT = Path(__file__).parent.parent
-MINIATURE = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
+KILLED = Path(__file__).with_name("killed.py")
 FOREIGN = ("notes.txt", "report_notes/page.txt", ".x.tmp", "old_epoch.pth")
 """Files of somebody else that lie in the run folder from the beginning."""
 LONGEST = 300.0
@@ -51,7 +40,7 @@ class Kill(NamedTuple):
     """A moment at which a run is killed.
 
     Attributes:
-        moment: a key of `MOMENTS` in tools/killed.py, or empty for a random time.
+        moment: a key of `MOMENTS` in killed.py, or empty for a random time.
         most: the moment is one of the first `most` calls; about as many as an epoch has.
         rank: the process that dies; with a random time, all of them do.
     """
@@ -110,8 +99,7 @@ def settings(data: Path, run: Path, epochs: int) -> list[str]:
         "TEST.CONTROLS": True,
         "OUTPUT_DIR": run,
     }
-    config = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
-    return ["--config_file", str(config), *(str(word) for pair in keys.items() for word in pair)]
+    return ["--config_file", str(SMALL_MODEL), *(str(word) for pair in keys.items() for word in pair)]
 
 
 class Command:
@@ -136,16 +124,16 @@ class Command:
 
     def start(self, *options: str, kill: Kill | None = None, count: int = 0) -> subprocess.Popen[bytes]:
         """Start it, with one thread per process so that the sums are always in the same order."""
-        program = [self.entry]
+        program = [f"{self.entry}.py"]
         if kill is not None and kill.moment:
-            program = ["tools.killed", kill.moment, str(count), str(kill.rank), str(self.mark), self.entry]
+            program = [str(KILLED), kill.moment, str(count), str(kill.rank), str(self.mark), self.entry]
         launcher = []
         if self.processes > 1:
             launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={self.processes}"]
         return subprocess.Popen(
-            [sys.executable, *launcher, "-m", *program, *self.arguments, *options],
+            [sys.executable, *launcher, *program, *self.arguments, *options],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -154,7 +142,7 @@ class Command:
         """Start it, and wait for it to end well."""
         status = wait(self.start(*options))
         if status != 0:
-            raise UserError(f"{self.entry} ended with status {status}; see {self.run / 'log.txt'}")
+            raise AssertionError(f"{self.entry} ended with status {status}; see {self.run / 'log.txt'}")
 
     def die(self, kill: Kill, rng: random.Random, *, seconds: float, options: Sequence[str] = ()) -> None:
         """Start it, and have it killed."""
@@ -169,8 +157,8 @@ class Command:
             kill_all(process)
         status = wait(process)
         if status == 0 or not self.mark.exists():
-            raise UserError(
-                f"{self.entry} ended with status {status} before it could be killed; use more --epochs, or "
+            raise AssertionError(
+                f"{self.entry} ended with status {status} before it could be killed; use more epochs, or "
                 f"see {self.run / 'log.txt'}"
             )
 
@@ -182,7 +170,7 @@ def wait(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         kill_all(process)
         process.wait()
-        raise UserError(f"a process hangs for more than {LONGEST:.0f} seconds and was killed") from None
+        raise AssertionError(f"a process hangs for more than {LONGEST:.0f} seconds and was killed") from None
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
@@ -220,7 +208,7 @@ def _time_undisturbed(command: Command) -> float:
     began = time.perf_counter()
     status = wait(process)
     if status != 0:
-        raise UserError(f"training ended with status {status}; see {command.run / 'log.txt'}")
+        raise AssertionError(f"training ended with status {status}; see {command.run / 'log.txt'}")
     return time.perf_counter() - began
 
 
@@ -284,7 +272,9 @@ def compare(expected: dict[str, Any], found: dict[str, Any], kills: int) -> int:
     different = [name for name in expected.keys() | found.keys() if not is_same(name)]
     if different:
         listed = ", ".join(sorted(different)[:3])
-        raise UserError(f"{len(different)} of {len(expected)} entries differ after {kills} kills: {listed}")
+        raise AssertionError(
+            f"{len(different)} of {len(expected)} entries differ after {kills} kills: {listed}"
+        )
     return len(expected)
 
 
@@ -299,10 +289,10 @@ def check_files(run: Path) -> None:
     """Refuse a run folder in which files of somebody else are missing, or half-written ones of ours left."""
     lost = [name for name in FOREIGN if not (run / name).is_file() or (run / name).read_text() != name]
     if lost:
-        raise UserError(f"files of somebody else were removed or changed in {run}: {', '.join(lost)}")
+        raise AssertionError(f"files of somebody else were removed or changed in {run}: {', '.join(lost)}")
     left_over = [path.name for path in run.glob(".*.tmp") if path.name not in FOREIGN]
     if left_over:
-        raise UserError(f"half-written files are left over in {run}: {', '.join(left_over)}")
+        raise AssertionError(f"half-written files are left over in {run}: {', '.join(left_over)}")
 
 
 def soak(folder: Path, *, kills: int, epochs: int, seed: int, processes: int = 1) -> int:
@@ -330,7 +320,7 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int, processes: int = 1
     training = _time_undisturbed(undisturbed)
     rng = random.Random(seed)
     plan = ONE_PROCESS if processes == 1 else TWO_PROCESSES
-    for number in tqdm(range(kills), f"kills, {processes} process(es)", disable=None):
+    for number in range(kills):
         kill = plan[number % len(plan)]
         options = ["--resume"] if number else []
         killed.die(kill, rng, seconds=0.8 * training / kills, options=options)
@@ -366,18 +356,20 @@ def soak_reports(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     command.finish()
     before = read_files(report)
     rng = random.Random(seed)
-    for number in tqdm(range(kills), "kills, reports", disable=None):
+    for number in range(kills):
         kill = REPORTS[number % len(REPORTS)]
         command.die(kill, rng, seconds=0.0)
         found = read_files(report)
         # Between two renames there is no report for a moment: the next start brings it back.
         if found != before and (found or kill is not REPORTS[0]):
-            raise UserError(f"the report {report} is not what it was before it was killed {kill.describe(1)}")
+            raise AssertionError(
+                f"the report {report} is not what it was before it was killed {kill.describe(1)}"
+            )
         state = "is whole" if found else "was set aside, and the next start must bring it back"
         logger.info("kill %d of %d, %s: the earlier report %s", number + 1, kills, kill.describe(1), state)
     command.finish()
     if not (report / "index.html").is_file():
-        raise UserError(f"there is no report in {report} after {kills} kills")
+        raise AssertionError(f"there is no report in {report} after {kills} kills")
     check_files(run)
     return len(before)
 
@@ -386,28 +378,3 @@ def read_files(folder: Path) -> dict[str, bytes]:
     """All files below a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Soak, and say what was compared."""
-    args = soak_arguments(argv)
-    setup_log()
-    began = time.perf_counter()
-    reports, two = args.kills * 3 // 20, args.kills * 7 // 20
-    one = args.kills - two - reports
-    with tempfile.TemporaryDirectory() as name:
-        folder, length = Path(name), {"epochs": args.epochs, "seed": args.seed}
-        compared = soak(folder, kills=one, **length)
-        logger.info("one process: %d kills, %d entries compared, all equal bit for bit", one, compared)
-        if two:
-            compared = soak(folder, kills=two, processes=2, **length)
-            logger.info("two processes: %d kills, %d entries compared, all equal bit for bit", two, compared)
-        if reports:
-            compared = soak_reports(folder, kills=reports, **length)
-            logger.info("reports: %d kills, %d files of the earlier report whole", reports, compared)
-    minutes = (time.perf_counter() - began) / 60
-    logger.info("%d kills in %.1f minutes; files of somebody else are still there", args.kills, minutes)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,6 +1,6 @@
 """Pretends to train and to score a run of a study: `fake_run.py KIND FOLDER CONFIG SEED SHIFT HOW EPOCH`.
 
-KIND `train` writes what train_net.py writes, `score` what tools.ablation.scores writes, `fail` complains,
+KIND `train` writes what train_net.py writes, `score` what studies.scores writes, `fail` complains,
 `wait` trains until SIGTERM comes, then saves. It imports nothing of the project, to be quick.
 """
 
@@ -23,7 +23,7 @@ with (run.parent.parent / "calls.txt").open("a") as calls:
 rng = np.random.default_rng(int(seed))
 precisions = np.clip(rng.uniform(0.2, 0.8, 50) + float(shift) * (2 if epoch == "best" else 1), 0, 1)
 hits = np.where(precisions > 0.5, 1, 2)
-precisions = np.append(precisions, np.nan)  # a query without a right match
+precisions = np.append(precisions, np.nan)  # a query without a positive
 hits = np.append(hits, 0)
 
 
@@ -59,9 +59,11 @@ if kind in ("train", "wait"):
     if epoch == "best":
         summary = {"last epoch": {}, "best on validation": {**found, "epoch": int(seed)}}
     cost = {"parts": {"total": {"gflops": 0.25}}}
-    epochs = [{"epoch": number, "loss": 3.0 / number, "gradient_norm": 2.0} for number in (1, 2)]
+    epochs = [{"epoch": 1}, {"epoch": 2}]
     write("last.pth", "whole")
-    write("metrics.json", json.dumps({"epochs": epochs, "summary": summary, "cost": cost}))
+    environments = [{"threads": int(threads)}]
+    content = {"epochs": epochs, "summary": summary, "cost": cost, "environments": environments}
+    write("metrics.json", json.dumps(content))
 if kind == "score":
     np.savez(
         run / ("query_scores_best.npz" if epoch == "best" else "query_scores.npz"),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tools.ablation import bootstrap
-from tools.ablation.bootstrap import Difference, paired_bootstrap, seed_stretch
+from studies import bootstrap
+from studies.bootstrap import Difference, paired_bootstrap, seed_stretch
 
 
 def test_one_seed_and_two_queries_by_hand() -> None:

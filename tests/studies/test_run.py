@@ -1,7 +1,7 @@
 """Studies from the command line to the summary: with a pretended trainer, and once with the real one."""
 
-import csv
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -20,14 +20,15 @@ import yaml
 
 from conftest import ROOT, SMALL_MODEL
 from structures import UserError
-from tools import ablate
-from tools.ablation.bootstrap import Difference
-from tools.ablation.pages import markdown
-from tools.ablation.run_folder import Run, RunState, training_seconds
-from tools.ablation.runner import StudyRunner, remaining_seconds, score_command
-from tools.ablation.scores import QueryScores, read_scores
-from tools.ablation.spec import read_spec
-from tools.ablation.summary import MEASURES, RunResult, mean_and_spread, summarise
+from studies import run as run_command
+from studies.__main__ import main
+from studies.bootstrap import Difference
+from studies.pages import markdown, show_mean
+from studies.run import StudyRunner, remaining_seconds, score_command
+from studies.run_folder import Run, RunState
+from studies.scores import QueryScores, read_scores
+from studies.spec import read_spec
+from studies.summary import RunResult, Summary, summarise
 
 FAKE = Path(__file__).parent / "fake_run.py"
 SHIFTS = {"base": 0.0, "wide": 0.1, "narrow": -0.1}
@@ -43,7 +44,7 @@ class Study:
         self.kinds: dict[str, str] = {}
         self.content: dict[str, object] = {
             "base": str(SMALL_MODEL),
-            "settings": {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1},
+            "overrides": {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1},
             "variants": {"base": {}, "wide": {"SOLVER.BASE_LR": 0.5}, "narrow": {"SOLVER.BASE_LR": 0.25}},
             "seeds": [1, 2],
             "jobs": 2,
@@ -51,7 +52,7 @@ class Study:
             "output": str(self.output),
         }
         runner = partial(StudyRunner, train=self.train, score=self.score, poll_seconds=0.02)
-        monkeypatch.setattr(ablate, "StudyRunner", runner)
+        monkeypatch.setattr(run_command, "StudyRunner", runner)
 
     def command(self, kind: str, run: Run) -> list[str]:
         config = self.folder / f"{run.variant}_{run.seed}.yml"
@@ -66,9 +67,9 @@ class Study:
     def score(self, run: Run) -> list[str]:
         return self.command("score", run)
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, command: str = "run") -> None:
         self.file.write_text(yaml.safe_dump(self.content, sort_keys=False))
-        ablate.main([str(self.file), *options])
+        main([command, str(self.file), *options])
 
     def calls(self) -> list[list[str]]:
         """Kind, run, way, device and threads of each process, in order, since the last time."""
@@ -93,12 +94,13 @@ def test_every_run_is_trained_and_scored_once(study: Study) -> None:
         for seed in (1, 2)
     )
     assert {tuple(rest) for kind, _, *rest in calls if kind == "train"} == {("--overwrite", "-", "1")}
-    assert (training_seconds(study.output / "wide" / "seed_1") or 0) > 0
+    record = json.loads((study.output / "wide" / "seed_1" / "study.json").read_text())
+    assert record["program"] == "train_net.py"
+    assert len(record["seconds"]) == 1
+    assert record["seconds"][0] > 0
 
     written = {path.name: path.read_bytes() for path in study.output.glob("summary.*")}
-    pages = {"summary.md", "summary.csv", "summary.json", "summary.png"}
-    assert set(written) == pages
-    assert (study.output / "summary_curves.png").is_file()
+    assert set(written) == {"summary.md", "summary.json", "summary.png"}
     study.start()  # everything is finished
     assert study.calls() == []
     assert {path.name: path.read_bytes() for path in study.output.glob("summary.*")} == written
@@ -112,27 +114,50 @@ def test_the_summary_says_what_was_put_in(study: Study) -> None:
     assert (base["differences"], wide["runs"]["1"]["on person"]) == ({}, 50.0)
     # The shift is the same for every query and seed: the interval has no width.
     found = wide["differences"]["mAP"]
-    assert [found["estimate"], *found["interval_95"]] == pytest.approx([10, 10, 10])
-    assert (found["word"], found["seeds"], found["queries"]) == ("better", 2, 50)
+    assert [found["estimate"], found["low"], found["high"]] == pytest.approx([10, 10, 10])
+    assert (found["word"], found["num_seeds"], found["num_queries"]) == ("better", 2, 50)
     assert narrow["differences"]["mAP"]["word"] == "worse"
 
-    rows = list(csv.DictReader((study.output / "summary.csv").open()))
     values = [run["mAP"] for run in wide["runs"].values()]
-    assert [row["variant"] for row in rows] == ["base", "wide", "narrow"]
-    assert float(rows[1]["mAP mean"]) == pytest.approx(np.mean(values))
-    assert float(rows[1]["mAP std"]) == pytest.approx(np.std(values, ddof=1))
-    assert rows[1]["mAP word"] == "better"
     page = (study.output / "summary.md").read_text()
     assert re.search(r"\| wide \| \+10\.0 \[\+10\.0, \+10\.0\] \| better \|", page)
     kept = "| wide | 60.0 ± 0.0 | 50.0 ± 0.0 | 40.0 ± 0.0 | 50.0 ± 0.0 | +0.0 [+0.0, +0.0] |"
-    for text in ("last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "the same seed in both variants", kept):
+    mean = f"| wide | 2 of 2 | {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} |"
+    for text in (mean, "last epoch** (epoch 2)", "| 50.0 ± 0.0 | 0.2500 |", "bootstrap over seeds and", kept):
         assert text in page.replace("\n", " ")
-    assert float(rows[1]["on person, NI mean"]) == 50
+    assert "noise between seeds is not in" not in page
+    assert wide["runs"]["1"]["NI"] == 50
+
+
+def test_a_page_holds_the_table_of_a_study(study: Study) -> None:
+    page = study.folder / "page.md"
+    page.write_text("before\n<!-- study study -->\nold\n<!-- end -->\nafter\n<!-- end -->\n")
+    study.start()
+    study.start("--page", str(page), command="compare")
+    first, marker, header, _, *rows, end, after, last = page.read_text().splitlines()
+    assert (first, marker, end, after, last) == (
+        "before", "<!-- study study -->", "<!-- end -->", "after", "<!-- end -->",
+    )  # fmt: skip
+    assert header.startswith("| variant | mAP | Δ mAP to base [95 %] | mAP is |")
+    assert [row.split(" | ")[0] for row in rows] == ["| base", "| wide", "| narrow"]
+    assert "| +10.0 [+10.0, +10.0] | better |" in rows[1]
+    content = page.read_text()
+    study.start("--page", str(page), command="compare")
+    assert page.read_text() == content
+
+    page.write_text("no place\n")
+    with pytest.raises(UserError, match="must have the lines <!-- study study --> and <!-- end --> once"):
+        study.start("--page", str(page), command="compare")
+    assert page.read_text() == "no place\n"
+    with pytest.raises(UserError, match=r"exists and is not a \.md file"):
+        study.start("--page", str(study.file), command="compare")
+    with pytest.raises(UserError, match=r"nowhere\.md cannot be read"):
+        study.start("--page", str(study.folder / "nowhere.md"), command="compare")
 
 
 def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:
     study.content["epoch"] = "best"
-    study.content["settings"] = {"DATASETS.VAL_IDS": 4, "SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1}
+    study.content["overrides"] = {"DATASETS.VAL_IDS": 4, "SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1}
     study.start()
     assert (study.output / "wide" / "seed_1" / "query_scores_best.npz").is_file()
     content = json.loads((study.output / "summary.json").read_text())
@@ -145,9 +170,9 @@ def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:
     # What was scored with the best weights has to be scored with the last ones for another study.
     study.content["epoch"] = "last"
     study.start("--dry_run")
-    states = {run.state for run in read_spec(study.file).runs()}
+    states = {run.state for run in read_spec(study.file).runs}
     assert states == {RunState.TRAINED}
-    assert score_command(read_spec(study.file).runs()[0])[2:5] == ["tools.ablation.scores", "--epoch", "last"]
+    assert score_command(read_spec(study.file).runs[0])[2:5] == ["studies.scores", "--epoch", "last"]
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(
@@ -162,10 +187,8 @@ def test_a_failed_run_is_reported_and_the_others_go_on(
     assert "the disk is on fire" in out
     assert "1 of 6 runs failed" in out
     assert "| wide | 1 of 2 |" in (study.output / "summary.md").read_text()
-    assert (
-        json.loads((study.output / "summary.json").read_text())["variants"][1]["differences"]["mAP"]["seeds"]
-        == 1
-    )
+    wide = json.loads((study.output / "summary.json").read_text())["variants"][1]
+    assert wide["differences"]["mAP"]["num_seeds"] == 1
     study.calls()
     study.kinds = {}
     study.start()
@@ -201,7 +224,7 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
     out = capsys.readouterr().out
     assert ended.value.code == 128 + number
     assert f"stopped by {number.name}; 1 of 3 runs are finished and will not be repeated" in out
-    assert f"go on with: python -m tools.ablate {study.file}" in out
+    assert f"continue with: python -m studies run {study.file}" in out
     assert all((path.parent / "last.pth").read_text() == "half" for path in waiting)
     study.calls()
 
@@ -212,9 +235,10 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
         ["wait", "wide/seed_1", "--resume"],
     ]
     assert len(calls) == 4
-    sessions = json.loads((waiting[0].parent / "ablate.json").read_text())["sessions"]
-    assert len(sessions) == 2
-    assert training_seconds(waiting[0].parent) == pytest.approx(sum(s["seconds"] for s in sessions))
+    seconds = json.loads((waiting[0].parent / "study.json").read_text())["seconds"]
+    assert len(seconds) == 2
+    summary = json.loads((study.output / "summary.json").read_text())
+    assert summary["variants"][1]["runs"]["1"]["minutes"] == pytest.approx(sum(seconds) / 60)
 
 
 def test_each_device_has_one_run_at_a_time(study: Study) -> None:
@@ -231,12 +255,12 @@ def test_settings_that_have_changed_are_named(study: Study) -> None:
     study.start()
     study.calls()
     study.content["variants"] = {"base": {}, "wide": {"SOLVER.BASE_LR": 0.125}}
-    for options in ([], ["--dry_run"], ["--summary"]):
+    for command in (["run"], ["run", "--dry_run"], ["compare"]):
         with pytest.raises(UserError, match=r"wide/seed_1 was .* SOLVER.BASE_LR was 0\.5 and is 0\.125 now"):
-            study.start(*options)
+            study.start(*command[1:], command=command[0])
     assert study.calls() == []
     # What does not alter the result may change; new seeds and variants are added.
-    study.content["settings"] = {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1, "SOLVER.LOG_PERIOD": 3}
+    study.content["overrides"] = {"SOLVER.MAX_EPOCHS": 2, "SOLVER.WARMUP_ITERS": 1, "SOLVER.LOG_PERIOD": 3}
     study.content |= {"variants": {"base": {}, "wide": {"SOLVER.BASE_LR": 0.5}}, "seeds": [1, 2, 4]}
     study.start()
     assert {call[1] for call in study.calls()} == {"base/seed_4", "wide/seed_4"}
@@ -245,20 +269,20 @@ def test_settings_that_have_changed_are_named(study: Study) -> None:
 def test_runs_with_different_numbers_of_threads_are_not_mixed(study: Study) -> None:
     study.start()
     study.calls()
-    study.start("--summary")
+    study.start(command="compare")
     study.content["threads"] = 2
     message = r"base/seed_1 was trained with 1 threads, but the study asks for 2, and their number changes"
     for options in ([], ["--dry_run"]):
         with pytest.raises(UserError, match=message):
             study.start(*options)
     assert study.calls() == []
-    study.start("--summary")  # nothing is going to be trained, and all runs are of one kind
+    study.start(command="compare")  # nothing is going to be trained, and all runs are of one kind
     del study.content["threads"]
     metrics = study.output / "wide" / "seed_1" / "metrics.json"
     content = json.loads(metrics.read_text())
     metrics.write_text(json.dumps({**content, "environments": [{"threads": 5}]}))
     with pytest.raises(UserError, match=r"wide/seed_1 was trained with 5 threads, but .*base/seed_1 with 1"):
-        study.start("--summary")
+        study.start(command="compare")
 
 
 def test_a_run_that_was_trained_anew_is_scored_anew(study: Study) -> None:
@@ -287,13 +311,13 @@ def test_a_dry_run_writes_nothing_and_names_what_is_left(
     assert (out.count(" finished"), out.count("the queries are to be scored")) == (5, 1)
 
 
-def test_summary_alone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
-    study.start("--summary")
+def test_compare_alone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+    study.start(command="compare")
     assert "nothing to sum up" in capsys.readouterr().out
     study.start()
     study.calls()
     (study.output / "summary.md").unlink()
-    study.start("--summary", "--pattern", "2")
+    study.start("--pattern", "2", command="compare")
     assert study.calls() == []
     assert "return pattern 2 (fused)" in (study.output / "summary.md").read_text()
 
@@ -308,7 +332,7 @@ def test_two_studies_do_not_share_a_folder(study: Study) -> None:
     study.start()
 
 
-@pytest.mark.parametrize("name", [".lock", "summary.md", "summary_curves.png", "base/seed_1/console.txt"])
+@pytest.mark.parametrize("name", [".lock", "summary.md", "summary.png", "base/seed_1/console.txt"])
 def test_a_link_in_the_place_of_a_file_of_the_study_is_refused(study: Study, name: str) -> None:
     study.content["seeds"] = [1]
     mine = study.folder / "mine"
@@ -346,7 +370,7 @@ def test_runs_of_an_earlier_start_are_waited_for(study: Study, capsys: pytest.Ca
 def test_an_impossible_output_is_refused_before_runs_are_compared(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     with pytest.raises(UserError, match=r"file/summary\.md cannot be written: Not a directory"):
-        ablate.main(["--compare", "a", "b", "--output", str(tmp_path / "file")])
+        main(["compare", "a", "b", "--output", str(tmp_path / "file")])
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -356,51 +380,65 @@ def test_two_runs_are_compared_by_their_queries_alone(
     study.start()
     capsys.readouterr()
     runs = [str(study.output / name / "seed_1") for name in ("base", "wide")]
-    ablate.main(["--compare", *runs, "--output", str(study.folder / "compared")])
+    main(["compare", *runs, "--output", str(study.folder / "compared")])
     out = capsys.readouterr().out
     assert "SOLVER.BASE_LR: 0.003 → 0.5" in out
     assert "| B | +10.0 [+10.0, +10.0] | better |" in out
     assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
-    assert "draws the seeds" not in out
-    assert len(list((study.folder / "compared").iterdir())) == 5
+    assert len(list((study.folder / "compared").iterdir())) == 3
     assert "threads" not in out
-    record = study.output / "wide" / "seed_1" / "ablate.json"
-    record.write_text(record.read_text().replace('"threads": 1', '"threads": 2'))
-    ablate.main(["--compare", *runs])
+    metrics = study.output / "wide" / "seed_1" / "metrics.json"
+    scores = study.output / "wide" / "seed_1" / "query_scores.npz"
+    metrics.write_text(metrics.read_text().replace('"threads": 1', '"threads": 2'))
+    arrays = dict(np.load(scores)) | {"run": np.array(hashlib.sha256(metrics.read_bytes()).hexdigest())}
+    np.savez(scores, **arrays)
+    main(["compare", *runs])
     assert "A was trained with [1] threads and B with [2], which alone changes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either a study"),
-        (["x.yml", "--compare", "a", "b"], "give either a study"),
-        (["--compare", "a", "b"], "a does not hold a finished run"),
-        (["--compare", "a", "a"], "two different runs"),
-        (["--compare", "a", "b", "--dry_run"], "belong to a study"),
-        (["x.yml", "--output", "a"], "--output belongs to --compare"),
-        (["x.yml", "--jobs", "0"], "--jobs must be 1 or more"),
-        (["x.yml"], "does not exist"),
+        (["compare", "a", "b", "c"], "one study file or two run folders, not 3 names"),
+        (["compare", "a", "b"], "a does not hold a finished run"),
+        (["compare", "a", "a"], "two different runs"),
+        (["compare", "a", "b", "--page", "p.md"], "--page belongs to a study"),
+        (["compare", "x.yml", "--output", "a"], "--output belongs to two runs"),
+        (["run", str(ROOT / "studies/specs/parts.yml"), "--jobs", "0"], "--jobs must be 1 or more"),
+        (["run", "x.yml"], "does not exist"),
     ],
 )
 def test_arguments_that_do_not_fit(
     arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     with pytest.raises(UserError, match=message):
-        ablate.main(arguments)
+        main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "required: COMMAND"), (["ran"], "invalid choice: 'ran'")]
+)
+def test_commands_that_do_not_exist(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def result(mean_ap: float, precisions: list[float], names: tuple[str, ...] = ("a", "b")) -> RunResult:
     scores = QueryScores(3, np.array(names), np.array(precisions), np.array([1, 2]))
-    measures = dict(zip(MEASURES, (mean_ap, 50.0, None, 1.5, None), strict=True))
-    return RunResult(measures, 12, scores, curves={})
+    measures = {"mAP": mean_ap, "R-1": 50.0, "on person": None, "GFLOPs": 1.5, "minutes": None}
+    return RunResult(measures, 12, scores)
 
 
 def test_means_and_deviations_by_hand() -> None:
-    assert mean_and_spread([]) is None
-    assert mean_and_spread([4.0]) == (4.0, None)
-    assert mean_and_spread([1.0, 2.0, 6.0]) == pytest.approx((3.0, 7**0.5))
+    assert show_mean([]) == "–"
+    assert show_mean([4.0]) == "4.0"
+    assert show_mean([1.0, 2.0, 6.0]) == "3.0 ± 2.6"  # sqrt(7)
 
 
 def test_only_seeds_that_both_variants_have_are_compared() -> None:
@@ -409,7 +447,7 @@ def test_only_seeds_that_both_variants_have_are_compared() -> None:
         "other": {1: result(60, [0.6, 0.6]), 3: result(10, [0.1, 0.1])},
         "none": {4: result(60, [0.6, 0.6])},
     }
-    summary = summarise("t", results, reference="base", num_wanted=4, pattern=None)
+    summary = Summary("t", "base", summarise(results, "base"), num_wanted=4, pattern=None)
     found = summary.variants[1].differences["mAP"]
     assert isinstance(found, Difference)
     assert (found.num_seeds, found.estimate) == (1, pytest.approx(10))
@@ -422,7 +460,7 @@ def test_only_seeds_that_both_variants_have_are_compared() -> None:
 def test_different_queries_cannot_be_compared() -> None:
     results = {"base": {1: result(50, [0.5, 0.5])}, "other": {1: result(50, [0.5, 0.5], ("a", "c"))}}
     with pytest.raises(UserError, match="different queries"):
-        summarise("t", results, reference="base", num_wanted=1, pattern=None)
+        summarise(results, "base")
 
 
 def test_remaining_time() -> None:
@@ -440,14 +478,14 @@ def real_study(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str
     )
     content = {
         "base": str(SMALL_MODEL),
-        "settings": settings,
+        "overrides": settings,
         "variants": {"base": {}, "baseline": {"MODEL.USE_SDTPS": False}},
         "seeds": [1, 2],
         "threads": 1,
         "output": str(folder / "out"),
     }
     (folder / "study.yml").write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "tools.ablate", str(folder / "study.yml")]
+    command = [sys.executable, "-m", "studies", "run", str(folder / "study.yml")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: (folder / "out/base/seed_1/query_scores.npz").exists(), process)
@@ -469,7 +507,7 @@ def test_a_killed_study_goes_on_and_repeats_no_finished_run(real_study: Path) ->
         name: (finished / name).stat().st_mtime_ns
         for name in ("metrics.json", "last.pth", "query_scores.npz")
     }
-    ablate.main([str(real_study / "study.yml")])
+    main(["run", str(real_study / "study.yml")])
     assert {name: (finished / name).stat().st_mtime_ns for name in before} == before
     content = json.loads((real_study / "out" / "summary.json").read_text())
     base, baseline = content["variants"]

@@ -1,4 +1,4 @@
-"""Shifted test images: a selection that knows the place alone keeps the same places."""
+"""Shifted test images: a selection that knows the patch index alone keeps the same indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import train_net as train_entry
 from conftest import SMALL_MODEL
 from modeling.sdtps import TokenSparse
 from structures import ModalBatch, UserError
-from tools.study_shift import SHIFTS, main, shift_batch, shifted_precision
+from studies.__main__ import main
+from studies.shift import SHIFTS, shift_batch, shifted_precision
 
 MakeBatch = Callable[..., ModalBatch]
 QUICK = ["SOLVER.EVAL_PERIOD", "2", "TEST.CONTROLS", "False", "OUTPUT_DIR"]
@@ -51,7 +52,7 @@ def test_study(
     measured = json.loads((run / "metrics.json").read_text())["summary"]["last epoch"]["kept_patch_precision"]
     assert found[0][0] == pytest.approx(np.mean([measured[name] for name in ("RGB", "NI", "TI")]), abs=1e-3)
 
-    main([str(tmp_path)])
+    main(["shift", str(tmp_path)])
     out = capsys.readouterr().out
     assert "| shift, in patches | 0 | -1 | +1 | -2 | +2 |" in out
     assert f"| small | {found[0][0]:.1f} / {found[0][1]:.1f} |" in out
@@ -69,4 +70,4 @@ def test_a_variant_without_selection_is_named(tmp_path: Path, mini_settings: lis
     off = ["MODEL.USE_SDTPS", "False"]
     train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *off, *QUICK, str(run)])
     with pytest.raises(UserError, match="base/seed_1 selects no patches"):
-        main([str(tmp_path)])
+        main(["shift", str(tmp_path)])

@@ -8,7 +8,8 @@ import pytest
 import train_net as train_entry
 from conftest import SMALL_MODEL
 from structures import UserError
-from tools.slim_sweep import SweepPoint, main, parse_layers, table
+from studies.__main__ import main
+from studies.slim import SweepPoint, parse_layers, table
 
 
 def test_every_combination_is_measured(
@@ -19,7 +20,7 @@ def test_every_combination_is_measured(
     train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *quick, "OUTPUT_DIR", str(run)])
     weights = [str(run / "last.pth"), str(run / "best.pth")]
     ways = ["--layers", "[2]", "[2,3]", "--keep", "0.5", "1.0", "--output", str(tmp_path / "sweep")]
-    main(["--config_file", str(run / "config.yml"), "--weights", *weights, *ways])
+    main(["slim", "--config_file", str(run / "config.yml"), "--weights", *weights, *ways])
 
     content = json.loads((tmp_path / "sweep.json").read_text())
     assert content["weights"] == weights
@@ -37,15 +38,15 @@ def test_every_combination_is_measured(
     assert points[0]["mean_ap"][0] == points[0]["mean_ap"][1]  # after one epoch the last is the best
     assert all(len(point["precision"]) == 2 for point in points)
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
-    assert "all patches" in capsys.readouterr().out
+    assert "| none |" in capsys.readouterr().out
 
 
 def test_an_impossible_output_is_refused_before_the_work(
     tmp_path: Path, mini_settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tools.slim_sweep.load_trained", lambda *_, **__: pytest.fail("read the weights"))
+    monkeypatch.setattr("studies.slim.load_trained", lambda *_, **__: pytest.fail("read the weights"))
     (tmp_path / "sweep.png").symlink_to(tmp_path / "nowhere")
-    arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, "--weights", "w.pth"]
+    arguments = ["slim", "--config_file", str(SMALL_MODEL), *mini_settings, "--weights", "w.pth"]
     with pytest.raises(UserError, match=r"sweep\.png cannot be written: it is a symbolic link"):
         main([*arguments, "--layers", "[2]", "--output", str(tmp_path / "sweep")])
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.png"]
@@ -57,8 +58,8 @@ def test_the_table_has_means_and_standard_deviations() -> None:
         SweepPoint((2, 3), 0.5, 1.0, [70.0, 74.0], [80.0, 84.0], [60.0, 70.0]),
     ]
     lines = table(points).splitlines()
-    assert " ".join(lines[1].split()) == "all patches 2.0000 1.00 81.0 ± 1.4 90.0 ± 0.0 –"
-    assert " ".join(lines[2].split()) == "[2, 3] 0.50 1.0000 0.50 72.0 ± 2.8 82.0 ± 2.8 65.0 ± 7.1"
+    assert lines[2] == "| none | 2.0000 | 1.00 | 81.0 ± 1.4 | 90.0 ± 0.0 | – |"
+    assert lines[3] == "| [2, 3], 0.5 | 1.0000 | 0.50 | 72.0 ± 2.8 | 82.0 ± 2.8 | 65.0 ± 7.1 |"
 
 
 @pytest.mark.parametrize("text", ["2", "[2", "[a]", "blocks", "[]"])
