@@ -61,7 +61,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
+    first, *others = (f"| {' | '.join(line)} |" for line in (header, *rows))
+    return "\n".join([first, "|---" * len(header) + "|", *others])
 
 
 def show_mean(values: Sequence[float], digits: int = 1, *, spread: bool = True) -> str:
@@ -84,12 +85,14 @@ def _differences(variant: VariantSummary, *measures: str) -> list[str]:
 
 def short_table(summary: Summary) -> str:
     """The one table that a page of the documentation shows."""
-    rows = [
-        [v.name, *_cells(v, "mAP"), *_differences(v, "mAP"), *_cells(v, "R-1", "on person", "GFLOPs")]
-        for v in summary.variants
-    ]
-    reference = f"Δ mAP to {summary.reference} [95 %]"
-    return markdown_table(["variant", "mAP", reference, "mAP is", "R-1", "on person", "GFLOPs"], rows)
+    rows = []
+    for variant in summary.variants:
+        mean, *others = _cells(variant, "mAP", "R-1", "on person")
+        difference = variant.differences.get("mAP")
+        rows.append([variant.name, mean, f"{difference} {difference.word}" if difference else "–", *others])
+    return markdown_table(
+        ["variant", "mAP", f"Δ mAP to {summary.reference} [95 %]", "R-1", "on person"], rows
+    )
 
 
 def write_block(page: Path, study: str, content: str) -> None:

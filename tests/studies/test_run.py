@@ -138,9 +138,9 @@ def test_a_page_holds_the_table_of_a_study(study: Study) -> None:
     assert (first, marker, end, after, last) == (
         "before", "<!-- study study -->", "<!-- end -->", "after", "<!-- end -->",
     )  # fmt: skip
-    assert header.startswith("| variant | mAP | Δ mAP to base [95 %] | mAP is |")
+    assert header.startswith("| variant | mAP | Δ mAP to base [95 %] | R-1 |")
     assert [row.split(" | ")[0] for row in rows] == ["| base", "| wide", "| narrow"]
-    assert "| +10.0 [+10.0, +10.0] | better |" in rows[1]
+    assert "| +10.0 [+10.0, +10.0] better |" in rows[1]
     content = page.read_text()
     study.start("--page", str(page), command="compare")
     assert page.read_text() == content
