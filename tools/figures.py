@@ -44,19 +44,19 @@ WIDTHS = (2.0, 30.0)  # inches
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; `settings` includes those that follow a list."""
+    """The command line; `settings` includes the overrides that follow a list."""
     args = figures_arguments(argv)
     for option in ("kind", "queries"):
         words = getattr(args, option) or []
-        place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
-        setattr(args, option, words[:place])
-        args.settings = [*words[place:], *args.settings]
+        count = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
+        setattr(args, option, words[:count])
+        args.settings = [*words[count:], *args.settings]
     _check(args)
     return args
 
 
 def _is_key(word: str) -> bool:
-    """Whether a word begins the settings: argparse gives a list all that follows it."""
+    """Whether a word begins the overrides: argparse gives a list all that follows it."""
     section, _, key = word.partition(".")
     return word == "OUTPUT_DIR" or (key.isupper() and section in get_cfg())
 
@@ -74,26 +74,25 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_rows: np.ndarray) -> list[int]:
-    """The places of the wanted queries among all queries.
+    """The indices of the wanted queries among all queries.
 
     Args:
         wanted: file names, with or without ending, or rows.
         records: all test triples, by row.
         query_rows: the row of each query.
     """
-    place_of = {str(row): place for place, row in enumerate(query_rows)}
-    for place, row in enumerate(query_rows):  # a name is never taken for a row
-        name = records[row].name
-        place_of |= {name: place, Path(name).stem: place}
+    index_of = {str(row): index for index, row in enumerate(query_rows)}
+    names = [records[row].name for row in query_rows]
+    for index, name in enumerate(names):  # a name is never taken for a row
+        index_of |= {name: index, Path(name).stem: index}
     for word in wanted:
-        if word not in place_of:
-            names = [records[row].name for row in query_rows]
+        if word not in index_of:
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(
                 f"no query is called {word!r}; nearest are {near}; or give a row, from "
                 f"{min(query_rows)} to {max(query_rows)}"
             )
-    return [place_of[word] for word in wanted]
+    return [index_of[word] for word in wanted]
 
 
 def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) -> list[str]:
@@ -205,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         pattern = choose_pattern(args.pattern, list(ranking))
         precisions = ranking[pattern].average_precisions
         if args.hardest:
-            chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a right match, comes last
+            chosen = precisions.argsort()[: args.count].tolist()  # NaN, without a positive, comes last
         for query in chosen:
             name = triples.records[data.test.query_rows[query]].name
             logger.info("query %s: AP %.1f (return pattern %d)", name, 100 * precisions[query], pattern)
