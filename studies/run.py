@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -96,10 +95,9 @@ def train_command(run: Run) -> list[str]:
 def score_command(run: Run) -> list[str]:
     """The evaluation that keeps the score of each query."""
     cfg = run.cfg
-    command = [sys.executable, "-m", "studies.scores", "--epoch", run.epoch]
-    program = [] if run.program is None else ["--program", str(run.program)]
+    command = [sys.executable, "-m", "studies.scores", run.epoch, str(run.program or "")]
     overrides = ["DATASETS.ROOT_DIR", cfg.DATASETS.ROOT_DIR, "MODEL.DEVICE_ID", cfg.MODEL.DEVICE_ID]
-    return [*command, *program, str(run.folder), *overrides]
+    return [*command, str(run.folder), *overrides]
 
 
 class StudyRunner:
@@ -129,11 +127,11 @@ class StudyRunner:
         self.runs, self.jobs, self.threads = runs, len(devices), threads
         self.train, self.score, self.poll_seconds = train, score, poll_seconds
         self.failures: dict[str, str] = {}  # name of the run -> reason
-        self.finished: set[str] = set()  # names of runs
         self._free: SimpleQueue[str | None] = SimpleQueue()
         for device in devices:
             self._free.put(device)
-        self._lock = Lock()  # over the two that follow
+        self._lock = Lock()  # over what follows
+        self.num_finished = 0
         self._active: dict[str, subprocess.Popen[bytes]] = {}  # by the name of the run
         self._stopping = False
         self._switch = StopSwitch()
@@ -149,8 +147,7 @@ class StudyRunner:
             try:
                 self._wait_for_earlier_processes()
                 left = [run for run in self.runs if run.state is not RunState.DONE]
-                self.finished = {run.name for run in self.runs if run not in left}
-                self._begin = time.perf_counter(), sum(run.epochs_left for run in left)
+                self.num_finished = len(self.runs) - len(left)
                 pending = {pool.submit(self._finish, run) for run in left}
                 while pending:
                     done, pending = wait(pending, timeout=self.poll_seconds)
@@ -161,7 +158,9 @@ class StudyRunner:
                 logger.warning("waiting until the runs have saved; a second signal ends them at once")
                 self._end_processes(subprocess.Popen.terminate)
                 wait(pending)
-                raise RunStopped(*self._describe_stop()) from None
+                number = self._switch.signal or signal.SIGTERM
+                kept = f"{self.num_finished} of {len(self.runs)} runs are finished and will not be repeated"
+                raise RunStopped(f"the study was stopped by {number.name}; {kept}", 128 + number) from None
             finally:  # nothing is left, unless after a defect or a second signal
                 self._end_processes(lambda process: os.killpg(process.pid, signal.SIGKILL))
         return self.failures
@@ -181,7 +180,9 @@ class StudyRunner:
             raise StopRequested
 
     def _finish(self, run: Run) -> None:
-        """Train and score a run on a free device, and log how it ended."""
+        """Train and score a run on a free device, and log how it ended; nothing once the study stops."""
+        if self._stopping:
+            return
         device = self._free.get()
         try:
             reason = self._train_and_score(run, device)
@@ -189,20 +190,17 @@ class StudyRunner:
             reason = str(error)
         finally:
             self._free.put(device)
-        if self._stopping:
-            return
         if reason is None:
-            self.finished.add(run.name)
-            counts = (len(self.finished), len(self.runs), len(self.failures))
-            logger.info(
-                "%s is finished; %d/%d runs finished, %d failed, ETA %s", run.name, *counts, self._eta()
-            )
-            return
-        self.failures[run.name] = reason
-        console = run.folder / CONSOLE
-        lines = console.read_text(errors="replace").splitlines()[-LINES_SHOWN:] if console.exists() else []
-        message = "%s failed: %s; the others continue. The end of %s:\n%s"
-        logger.error(message, run.name, reason, console, "\n".join(f"    {line}" for line in lines))
+            with self._lock:
+                self.num_finished += 1
+            logger.info("%s is finished: %d of %d runs", run.name, self.num_finished, len(self.runs))
+        elif not self._stopping:
+            self.failures[run.name] = reason
+            console = run.folder / CONSOLE
+            lines = console.read_text(errors="replace").splitlines() if console.is_file() else []
+            shown = "\n".join(f"    {line}" for line in lines[-LINES_SHOWN:])
+            message = "%s failed: %s; the others continue. The end of %s:\n%s"
+            logger.error(message, run.name, reason, console, shown)
 
     def _train_and_score(self, run: Run, device: str | None) -> str | None:
         """Returns why the run failed, or None."""
@@ -255,21 +253,3 @@ class StudyRunner:
             for process in self._active.values():
                 with suppress(ProcessLookupError):
                     end(process)
-
-    def _describe_stop(self) -> tuple[str, int]:
-        """Message and status after a signal."""
-        number = self._switch.signal or signal.SIGTERM
-        done = f"{len(self.finished)} of {len(self.runs)} runs are finished and will not be repeated"
-        return f"the study was stopped by {number.name}; {done}", 128 + number
-
-    def _eta(self) -> str:
-        """The time for the epochs that are left, at the speed of those that are done."""
-        start, epochs = self._begin
-        left = sum(run.epochs_left for run in self.runs if run.name not in self.failures)
-        seconds = remaining_seconds(time.perf_counter() - start, epochs - left, left)
-        return "unknown" if seconds is None else str(timedelta(seconds=round(seconds)))
-
-
-def remaining_seconds(elapsed: float, done: int, left: int) -> float | None:
-    """Time for the epochs that are left, at the speed of those that are done; None if none is done."""
-    return elapsed * left / done if done > 0 else None

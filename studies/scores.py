@@ -1,11 +1,11 @@
-"""The score of every query of a finished run: `python -m studies.scores RUN`.
+"""The score of every query of a finished run.
 
-metrics.json has means alone; to compare two runs query by query, the weights are evaluated once more.
+metrics.json has means alone; to compare two runs query by query, the weights are evaluated once more, by
+`python -m studies.scores EPOCH PROGRAM RUN KEY VALUE …`, which `studies run` starts.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import logging
 import runpy
@@ -111,17 +111,12 @@ def _read(path: Path) -> dict[str, np.ndarray] | None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Score the queries of one run."""
-    parser = argparse.ArgumentParser(description="Keep the score of every query of a finished run.")
-    parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("overrides", metavar="KEY VALUE", nargs="*", help="what differs from its own")
-    parser.add_argument("--epoch", choices=list(FILES), default="last", help="which checkpoint to evaluate")
-    parser.add_argument("--program", type=Path, help="what trained it in place of train_net.py")
-    args = parser.parse_intermixed_args(argv)
+    epoch, program, run, *overrides = sys.argv[1:] if argv is None else argv
     setup_log()
-    if args.program is not None:
-        sys.path.insert(0, str(args.program.parent))  # as where Python runs it
-        runpy.run_path(str(args.program))  # it patches, but does not train, since its name is not __main__
-    score_queries(args.run, args.overrides, args.epoch)
+    if program:
+        sys.path.insert(0, str(Path(program).parent))  # as where Python runs it
+        runpy.run_path(program)  # it patches, but does not train, since its name is not __main__
+    score_queries(Path(run), overrides, epoch)
 
 
 if __name__ == "__main__":

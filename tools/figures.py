@@ -44,13 +44,13 @@ WIDTHS = (2.0, 30.0)  # inches
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; `settings` includes the overrides that follow a list."""
+    """The command line; `settings` includes those that follow a list."""
     args = figures_arguments(argv)
     for option in ("kind", "queries"):
         words = getattr(args, option) or []
-        count = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
-        setattr(args, option, words[:count])
-        args.settings = [*words[count:], *args.settings]
+        place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
+        setattr(args, option, words[:place])
+        args.settings = [*words[place:], *args.settings]
     _check(args)
     return args
 

@@ -24,7 +24,7 @@ from studies import run as run_command
 from studies.__main__ import main
 from studies.bootstrap import Difference
 from studies.pages import markdown, show_mean
-from studies.run import StudyRunner, remaining_seconds, score_command
+from studies.run import StudyRunner, score_command
 from studies.run_folder import Run, RunState
 from studies.scores import QueryScores, read_scores
 from studies.spec import read_spec
@@ -172,7 +172,7 @@ def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:
     study.start("--dry_run")
     states = {run.state for run in read_spec(study.file).runs}
     assert states == {RunState.TRAINED}
-    assert score_command(read_spec(study.file).runs[0])[2:5] == ["studies.scores", "--epoch", "last"]
+    assert score_command(read_spec(study.file).runs[0])[2:4] == ["studies.scores", "last"]
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(
@@ -207,7 +207,6 @@ def test_a_run_without_a_result_has_failed(study: Study, capsys: pytest.CaptureF
 def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
     study: Study, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    study.content["seeds"] = [1]
     study.kinds = {"wide/seed_1": "wait", "narrow/seed_1": "wait"}
     waiting = [study.output / name / "waits" for name in study.kinds]
 
@@ -223,10 +222,12 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
     thread.join()
     out = capsys.readouterr().out
     assert ended.value.code == 128 + number
-    assert f"stopped by {number.name}; 1 of 3 runs are finished and will not be repeated" in out
+    assert f"stopped by {number.name}; 1 of 6 runs are finished and will not be repeated" in out
     assert f"continue with: python -m studies run {study.file}" in out
     assert all((path.parent / "last.pth").read_text() == "half" for path in waiting)
+    assert not list(study.output.glob("*/seed_2"))  # what had not started is left alone
     study.calls()
+    study.content["seeds"] = [1]
 
     study.start()
     calls = study.calls()
@@ -461,11 +462,6 @@ def test_different_queries_cannot_be_compared() -> None:
     results = {"base": {1: result(50, [0.5, 0.5])}, "other": {1: result(50, [0.5, 0.5], ("a", "c"))}}
     with pytest.raises(UserError, match="different queries"):
         summarise(results, "base")
-
-
-def test_remaining_time() -> None:
-    assert remaining_seconds(30.0, 0, 5) is None
-    assert remaining_seconds(30.0, 3, 5) == pytest.approx(50.0)
 
 
 @pytest.fixture(scope="module")
