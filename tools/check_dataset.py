@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     turned = sum(file.turned for file in checked.values())
     if turned:
         logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)
-    counts = (len(checked), len(scan.records), len(problems))
-    logger.info("%s: %d files of %d triples opened, problems: %d", scan.folder, *counts)
+    totals = (len(checked), len(scan.records), len(problems))
+    logger.info("%s: %d files of %d triples opened, problems: %d", scan.folder, *totals)
     if args.json is not None:
         content = {
             "folder": str(scan.folder),
