@@ -45,8 +45,8 @@ test-matrix: $(INSTALLED)  ## pytest with several versions of Python and the dep
 bench: $(INSTALLED)  ## measure against the plain way of the same work (minutes; make bench BENCH=--quick)
 	$(BIN)/python -m benchmarks $(BENCH)
 
-soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them, and compare the results (minutes)
-	$(BIN)/python -m tools.soak
+soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them, and compare the results (minutes; make soak SOAK="--kills 4")
+	$(BIN)/pytest -m soak -n 0 -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=3660 $(SOAK)
 
 clean:  ## remove the environment, the drawn data set and all runs
 	rm -rf .venv .matrix data/Synthetic runs

@@ -19,13 +19,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from datasets.synthetic import ensure_synthetic
+from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
 from modeling.reid_model import MultiModalReID
 from modeling.weights import LoadReport, fill_model, read_model
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, RankingMetrics, RetrievalSet, Role
-from tools.soak import MINIATURE
 
 # A shell starts what stands before an `&` with Ctrl-C ignored, and nohup with SIGHUP ignored. The commands
 # obey that; the tests must not depend on it.
@@ -38,6 +37,12 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+MINIATURE = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For `make soak SOAK="--kills 4"`."""
+    parser.addoption("--kills", type=int, default=20, help="how often the soak kills (20)")
 
 
 def run_away_from_the_project(program: str, folder: Path) -> None:

@@ -20,7 +20,8 @@ def run_tests(config: pytest.Config, folder: Path, files: dict[str, str], *optio
         the status and what was printed.
     """
     lines = [f"{name} = {config.getini(name)}" for name in ("timeout_method", "faulthandler_exit_on_timeout")]
-    (folder / "pytest.ini").write_text("\n".join(["[pytest]", "markers =\n    browser\n    slow", *lines]))
+    markers = "markers =\n    browser\n    slow\n    soak"
+    (folder / "pytest.ini").write_text("\n".join(["[pytest]", markers, *lines]))
     tests = Path(__file__).parent
     hooks = "from dead_workers import pytest_sessionfinish, pytest_testnodedown\n"
     (folder / "conftest.py").write_text(f"import sys\nsys.path.insert(0, {str(tests)!r})\n{hooks}")

@@ -16,8 +16,8 @@ from conftest import SMALL_MODEL
 from datasets.dataset import MultiModalDataset, Sample, SampleKey
 from engine.interrupt import RunStopped
 from engine.train import Trainer
-from tools.ablation.scores import EPOCHS, score_queries
-from tools.ablation.summary import read_result
+from studies.scores import EPOCHS, score_queries
+from studies.summary import read_result
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from tools.arguments import check_dataset_arguments
 if __name__ == "__main__":
     answer_early(check_dataset_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
-import argparse
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -32,19 +31,13 @@ from structures import UserError
 logger = logging.getLogger(__name__)
 
 
-def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line, checked."""
+def main(argv: Sequence[str] | None = None) -> None:
+    """Scan, open every file, report."""
     args = check_dataset_arguments(argv)
     if args.workers < 1:
         raise UserError(f"--workers must be 1 or more, not {args.workers}")
     if args.json is not None:
         check_destination(args.json, replaces=".json")
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Scan, open every file, report."""
-    args = parse_arguments(argv)
     cfg = load_config(args.config_file, args.overrides)
     setup_log()
     scan = scan_data(cfg)
@@ -55,45 +48,37 @@ def main(argv: Sequence[str] | None = None) -> None:
         checked = dict(zip(paths, results, strict=True))
     problems = find_problems(scan, checked, patch=patch_size(cfg.MODEL.TRANSFORMER_TYPE) or 1)
 
+    # What is wrong, one by one and by kind.
     found = Counter(problem.kind for problem in problems)
     for problem in problems:
         logger.warning("%s: %s", problem.kind, problem.message)
     for kind, count in found.items():
         logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
+    # What the files are.
     formats = count_pixel_formats(scan, checked)
     for modality, counts in formats.items():
-        shown = ", ".join(f"{count} {pixels}" for pixels, count in counts.items())
-        logger.info("%6s: %s", modality, shown)
+        logger.info("%6s: %s", modality, ", ".join(f"{count} {pixels}" for pixels, count in counts.items()))
     for modality, peak in find_dark(scan, checked).items():
         logger.warning(
             "the 16-bit %s images reach %d of 65535 and will be nearly black: multiply their values by %d, "
             "or save them with 8 bits (docs/data.md)",
-            modality,
-            peak,
-            65535 // max(peak, 1),
+            *(modality, peak, 65535 // max(peak, 1)),
         )
     turned = sum(file.turned for file in checked.values())
     if turned:
         logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)
-    logger.info(
-        "%s: %d files of %d triples opened, problems: %d",
-        scan.folder,
-        len(checked),
-        len(scan.records),
-        len(problems),
-    )
+    totals = (len(checked), len(scan.records), len(problems))
+    logger.info("%s: %d files of %d triples opened, problems: %d", scan.folder, *totals)
     if args.json is not None:
-        save_json(
-            args.json,
-            {
-                "folder": str(scan.folder),
-                "files": len(checked),
-                "pixel_formats": formats,
-                "turned": turned,
-                "counts": {kind: found[kind] for kind in PROBLEM_KINDS},
-                "problems": [problem._asdict() for problem in problems],
-            },
-        )
+        content = {
+            "folder": str(scan.folder),
+            "files": len(checked),
+            "pixel_formats": formats,
+            "turned": turned,
+            "counts": {kind: found[kind] for kind in PROBLEM_KINDS},
+            "problems": [problem._asdict() for problem in problems],
+        }
+        save_json(args.json, content)
     if problems:
         raise SystemExit(1)
 

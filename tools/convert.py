@@ -40,11 +40,6 @@ def write_demo(state: State, path: Path) -> None:
     write_atomically(path, lambda file: torch.save(renamed, file))
 
 
-def write_ours(state: State, path: Path) -> None:
-    """A checkpoint of this project, without optimiser and configuration."""
-    save_checkpoint(path, model=state)
-
-
 def write_safetensors(state: State, path: Path) -> None:
     """Our names in the safetensors format."""
     content = safetensors_bytes({name: tensor.contiguous() for name, tensor in state.items()})
@@ -53,7 +48,7 @@ def write_safetensors(state: State, path: Path) -> None:
 
 WRITERS: dict[str, Callable[[State, Path], None]] = {
     "demo": write_demo,
-    "ours": write_ours,
+    "ours": lambda state, path: save_checkpoint(path, model=state),  # without optimiser and configuration
     "safetensors": write_safetensors,
 }
 

@@ -75,26 +75,25 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_rows: np.ndarray) -> list[int]:
-    """The places of the wanted queries among all queries.
+    """The indices of the wanted queries among all queries.
 
     Args:
         wanted: file names, with or without ending, or rows.
         records: all test triples, by row.
         query_rows: the row of each query.
     """
-    place_of = {str(row): place for place, row in enumerate(query_rows)}
-    for place, row in enumerate(query_rows):  # a name is never taken for a row
-        name = records[row].name
-        place_of |= {name: place, Path(name).stem: place}
+    index_of = {str(row): index for index, row in enumerate(query_rows)}
+    names = [records[row].name for row in query_rows]
+    for index, name in enumerate(names):  # a name is never taken for a row
+        index_of |= {name: index, Path(name).stem: index}
     for word in wanted:
-        if word not in place_of:
-            names = [records[row].name for row in query_rows]
+        if word not in index_of:
             near = ", ".join(difflib.get_close_matches(word, names, n=3, cutoff=0.0))
             raise UserError(
                 f"no query is called {word!r}; nearest are {near}; or give a row, from "
                 f"{min(query_rows)} to {max(query_rows)}"
             )
-    return [place_of[word] for word in wanted]
+    return [index_of[word] for word in wanted]
 
 
 def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) -> list[str]:

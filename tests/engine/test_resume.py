@@ -18,12 +18,6 @@ from conftest import ROOT, SMALL_MODEL
 from engine.run_folder import open_run_folder
 from modeling.make_model import make_model
 from structures import UserError
-from tools.soak import soak
-
-
-def test_killed_and_resumed_runs_end_with_the_same_weights(tmp_path: Path) -> None:
-    """The short version of `make soak`: one kill at a random moment, one inside the write of a checkpoint."""
-    assert soak(tmp_path, kills=2, epochs=3, seed=1) > 100
 
 
 def test_settings_that_alter_the_result_are_refused(tmp_path: Path, mini_settings: list[str]) -> None:

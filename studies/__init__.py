@@ -1,0 +1,1 @@
+"""`python -m studies`: comparisons of variants over several seeds; docs/results.md."""

@@ -1,8 +1,0 @@
-"""A control of studies/sources.yml: patches are scored by the globals of the other modalities alone."""
-
-from patched import score_by, train
-
-score_by(lambda own, others: others[0] + others[1])
-
-if __name__ == "__main__":
-    train()

@@ -1,0 +1,42 @@
+"""Missing modalities, over the runs of a study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import test_net as test_entry
+import train_net as train_entry
+from conftest import SMALL_MODEL
+from structures import UserError
+from studies.__main__ import main
+from studies.missing import FILE
+
+
+def test_runs_are_evaluated_once(
+    tmp_path: Path,
+    mini_settings: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    study = tmp_path / "study"
+    run = study / "small" / "seed_1"
+    quick = ["SOLVER.EVAL_PERIOD", "2", "TEST.CONTROLS", "False", "OUTPUT_DIR", str(run)]
+    train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *quick])
+    main(["missing", str(study)])
+    first = capsys.readouterr().out
+    found = json.loads((run / FILE).read_text())["missing"]
+    complete, without_rgb = (found[setting]["pattern_3"]["mAP"] for setting in ("complete", "r"))
+    assert f"| small | {complete:.1f} | {without_rgb:.1f} |" in first
+    assert "| missing | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI |" in first
+
+    monkeypatch.setattr(test_entry, "main", lambda argv: pytest.fail("it was evaluated before"))
+    main(["missing", str(study), "--variants", "small"])
+    assert capsys.readouterr().out.splitlines()[-1] == first.splitlines()[-1]
+
+
+def test_a_variant_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="wide holds no finished runs"):
+        main(["missing", str(tmp_path), "--variants", "wide"])
