@@ -57,11 +57,11 @@ def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str
     first = next(iter(ranking.values()))
     return {
         "patterns": [{"id": pattern, "name": RETURN_PATTERNS[pattern]} for pattern in first],
-        "settings": [
+        "conditions": [
             {"id": setting, "missing": [m.value for m in MISSING_SETTINGS[setting]]} for setting in ranking
         ],
         "results": [
-            {"setting": setting, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
+            {"condition": setting, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
             for setting, by_pattern in ranking.items()
             for pattern, metrics in by_pattern.items()
         ],

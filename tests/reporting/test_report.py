@@ -188,7 +188,7 @@ def test_the_summary(written: Written) -> None:
     assert summary["has_tokens"] is True
     assert summary["sources"]["NI"] == ["learned", "own: NI", "RGB", "TI"]
     assert [pattern["name"] for pattern in summary["patterns"]] == ["original", "fused", "original + fused"]
-    assert summary["settings"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
+    assert summary["conditions"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
     assert summary["triples"]["names"][0] == '<b>"0".jpg'
     assert summary["triples"]["camera"][:3] == ["one", "two", "one"]
     assert set(summary["triples"]["scene"]) == {"7"}
@@ -202,7 +202,7 @@ def test_the_summary(written: Written) -> None:
     assert all(len(points["x"]) == NUM_TRIPLES for points in summary["feature_map"].values())
     assert len(summary["results"]) == 21
     for row in summary["results"]:
-        metrics = written.results[row["setting"]].ranking[row["pattern"]]
+        metrics = written.results[row["condition"]].ranking[row["pattern"]]
         assert row["mAP"] == pytest.approx(100 * metrics.mean_ap)
         assert row["cmc"][0] == pytest.approx(row["rank_1"], abs=0.01)
 

@@ -2,50 +2,37 @@
 
 /** The enlarged view: the query and one gallery triple side by side. */
 (function () {
-  const { element, openDialog } = REPORT.dom;
-  const { place, person } = REPORT.words;
+  const { h, byId, openDialog, closeByClickBeside, roundButton } = REPORT.dom;
+  const { cameraOf, fixed, person } = REPORT.words;
+  const { sign, signName, ranksOf } = REPORT.rankLists;
 
   let dialog;
   let body;
   let overlay;
   let shown = null; // {result, ranks: [[rank, row, distance]], at}
 
-  /** What can be enlarged: the listed ranks, then the first right match if it lies beyond them. */
-  function ranksOf({ rows, distances, match }) {
-    const ranks = rows.map((row, i) => [i + 1, row, distances[i]]);
-    return match && match[0] > rows.length ? [...ranks, match] : ranks;
-  }
-
-  function side(row, heading, className) {
-    return element(
-      "figure",
-      { "class": `compare-side ${className}`, "data-row": row },
-      element(
-        "figcaption",
-        {},
-        element("h3", {}, heading),
-        element("span", {}, `id ${person(row)} · ${place(row)}`),
-      ),
+  function side(row, ...heading) {
+    return h(
+      "figure.compare-side",
+      { "data-row": row },
+      h("figcaption", h("h3", heading), h("span.muted", `id ${person(row)} · ${cameraOf(row)}`)),
       REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
-      element("p", { class: "name" }, REPORT.summary.triples.names[row]),
+      h("p.name", REPORT.summary.triples.names[row]),
     );
   }
 
   function draw() {
     const { result, ranks, at } = shown;
     const [rank, row, distance] = ranks[at];
-    const right = REPORT.queries.isRight(result.row, row);
-    const verdict = element(
-      "span",
-      { class: right ? "verdict right" : "verdict wrong" },
-      REPORT.rankLists.sign(right),
-      right ? "right" : "wrong",
-      ` · distance ${REPORT.rankLists.distanceText(distance)}`,
+    const positive = REPORT.queryList.isPositive(result.row, row);
+    const name = signName(positive);
+    const verdict = h(
+      "span.verdict",
+      { class: name },
+      sign(positive),
+      `${name} · distance ${fixed(distance, 3)}`,
     );
-    body.replaceChildren(
-      side(result.row, "Query", ""),
-      side(row, [`Rank ${rank} `, verdict], right ? "right" : "wrong"),
-    );
+    body.replaceChildren(side(result.row, "Query"), side(row, `Rank ${rank} `, verdict));
     dialog.dataset.rank = rank;
     dialog.querySelector(".previous").disabled = at === 0;
     dialog.querySelector(".next").disabled = at === ranks.length - 1;
@@ -68,34 +55,18 @@
   }
 
   function start() {
-    dialog = document.getElementById("compare");
-    const control = element("div", {});
-    control.hidden = !REPORT.summary.grid;
-    body = element("div", { class: "compare-body with-patches" });
-    const button = (className, text, label, onclick) =>
-      element(
-        "button",
-        { "type": "button", "class": className, "aria-label": label, "title": label, onclick },
-        text,
-      );
-    dialog.append(
-      element(
-        "div",
-        { class: "compare-bar" },
-        control,
-        element(
-          "div",
-          { class: "compare-buttons" },
-          button("round previous", "←", "Previous rank (←)", () => step(-1)),
-          button("round next", "→", "Next rank (→)", () => step(1)),
-          button("round close", "×", "Close (Esc)", () => dialog.close()),
-        ),
-      ),
-      body,
+    dialog = byId("compare");
+    const control = h("div");
+    body = h("div.compare-body.with-patches");
+    const buttons = h(
+      "div.compare-buttons",
+      roundButton("previous", "←", "Previous rank (←)", () => step(-1)),
+      roundButton("next", "→", "Next rank (→)", () => step(1)),
+      roundButton("close", "×", "Close (Esc)", () => dialog.close()),
     );
+    dialog.append(h("div.compare-bar", control, buttons), body);
     overlay = new REPORT.overlay.Overlay(body, control);
-    // The dialog covers its own box only: a click beside it lands on the dialog element itself.
-    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    closeByClickBeside(dialog);
     dialog.addEventListener("close", () => {
       REPORT.patchTip.hide();
       body.replaceChildren();

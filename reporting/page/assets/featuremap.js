@@ -2,9 +2,10 @@
 
 /** The feature map: all test triples in the plane, coloured by what they are. */
 (function () {
-  const { element, segmented, markChoice, placeBeside } = REPORT.dom;
-  const { fixed, cameraName, place, person, settingName } = REPORT.words;
-  const { many, few, viridis, viridisGradient } = REPORT.colours;
+  const { h, byId, segmented, markChoice, placeBeside, roundButton } = REPORT.dom;
+  const { fixed, cameraName, cameraOf, person, conditionName, conditionNow, patternNow, compareValues } =
+    REPORT.words;
+  const { many, few, viridis, legendKey, legendScale } = REPORT.colours;
   const ZOOM_STEP = 1.6;
   const UNSCORED = "#9aa3af";
   const COLOURS = [
@@ -19,53 +20,44 @@
   let order; // identity, camera → its number among those of the set
 
   const numbered = (column) =>
-    new Map([...new Set(column)].sort(REPORT.words.compareValues).map((value, i) => [value, i]));
+    new Map([...new Set(column)].sort(compareValues).map((value, i) => [value, i]));
 
-  function apOf(row) {
-    const ranking = REPORT.rankLists.ranking();
-    const at = REPORT.queries.placeOf(row);
-    return ranking && at >= 0 ? ranking.ap[at] : null;
-  }
+  const isQuery = (row) => REPORT.queryList.indexOf(row) >= 0;
 
-  function colourOf(row) {
+  const apOf = (row) => REPORT.rankLists.ranking()?.ap[REPORT.queryList.indexOf(row)];
+
+  /** The colour and the marker of a triple. */
+  function kindOf(row) {
     const { colour } = REPORT.state.values;
-    const { triples } = REPORT.summary;
-    if (colour === "camera") return few(order.camera.get(triples.camera[row]));
-    if (colour === "person") return many(order.person.get(triples.person[row]));
-    const ap = apOf(row);
-    return ap === null || ap === undefined ? UNSCORED : viridis(ap / 100);
+    if (colour === "ap") {
+      const ap = apOf(row) ?? null;
+      return { colour: ap === null ? UNSCORED : viridis(ap / 100), marker: 0 };
+    }
+    const number = order[colour].get(REPORT.summary.triples[colour][row]);
+    return { colour: colour === "camera" ? few(number) : many(number), marker: number };
   }
 
-  function markerOf(row) {
-    const { colour } = REPORT.state.values;
-    const { triples } = REPORT.summary;
-    if (colour === "person") return order.person.get(triples.person[row]);
-    return colour === "camera" ? order.camera.get(triples.camera[row]) : 0;
-  }
-
-  /** The identity under the pointer stands out; else the current query and its right matches are ringed. */
+  /** The identity under the pointer stands out; else the current query and its positives are ringed. */
   function strengthOf(row) {
     const { query } = REPORT.state.values;
-    if (hovered !== null && person(row) !== person(hovered)) return row === query ? "query" : "faded";
     if (row === query) return "query";
-    return query !== null && person(row) === person(query) && isMatch(query, row) ? "match" : "normal";
+    if (hovered !== null && person(row) !== person(hovered)) return "faded";
+    return query !== null && isPositive(query, row) ? "match" : "normal";
   }
 
-  /** A right match is of the same person and not left out by the protocol. */
-  function isMatch(query, row) {
-    const { protocol, triples } = REPORT.summary;
-    const column = { camera: triples.camera, scene: triples.scene }[protocol];
-    return !column || column[row] !== column[query];
+  /** A positive is of the same person and not left out by the protocol. */
+  function isPositive(query, row) {
+    const column = REPORT.summary.triples[REPORT.summary.protocol];
+    return person(row) === person(query) && (!column || column[row] !== column[query]);
   }
 
-  const look = (row) => ({ colour: colourOf(row), marker: markerOf(row), strength: strengthOf(row) });
+  const look = (row) => ({ ...kindOf(row), strength: strengthOf(row) });
 
   function onHover(row, event) {
     if (row !== hovered) {
       hovered = row;
       parts.canvas.dataset.hovered = row === null ? "" : row;
-      parts.canvas.style.cursor =
-        row === null ? "grab" : REPORT.queries.placeOf(row) < 0 ? "default" : "pointer";
+      parts.canvas.style.cursor = row === null ? "grab" : isQuery(row) ? "pointer" : "default";
       scatter.setLook(look);
       fillTip(row);
     }
@@ -75,17 +67,16 @@
   function fillTip(row) {
     parts.tip.hidden = row === null;
     if (row === null) return;
-    const ap = apOf(row);
-    const isQuery = REPORT.queries.placeOf(row) >= 0;
+    const text = isQuery(row) ? `AP ${fixed(apOf(row))} · click for its rank list` : "in the gallery only";
     parts.tip.replaceChildren(
       REPORT.triple.triple(row),
-      element("div", { class: "tip-head" }, element("b", {}, `id ${person(row)}`), ` ${place(row)}`),
-      element("div", {}, isQuery ? `AP ${fixed(ap)} · click for its rank list` : "in the gallery only"),
+      h("div.tip-head", h("b", `id ${person(row)}`), ` ${cameraOf(row)}`),
+      h("div", text),
     );
   }
 
   function onPick(row) {
-    if (REPORT.queries.placeOf(row) < 0) return;
+    if (!isQuery(row)) return;
     onHover(null);
     REPORT.rankLists.openQuery(row);
   }
@@ -96,107 +87,49 @@
       query === null
         ? []
         : [
-            element(
-              "span",
-              { class: "legend-key" },
-              element("i", { class: "ring query-ring" }),
-              `query #${query}, id ${person(query)}`,
-            ),
-            element("span", { class: "legend-key" }, element("i", { class: "ring" }), "its right matches"),
+            legendKey("ring query-ring", `query #${query}, id ${person(query)}`),
+            legendKey("ring", "its positives"),
           ];
-    if (colour === "ap") {
-      return [
-        element(
-          "span",
-          { class: "legend-scale" },
-          "AP 0",
-          element("i", { class: "scale", style: { background: viridisGradient() } }),
-          "100",
-        ),
-        ...rings,
-      ];
-    }
-    if (colour === "camera") {
-      const cameras = [...order.camera].map(([camera, i]) =>
-        element(
-          "span",
-          { class: "legend-key" },
-          element("i", { class: "swatch", style: { background: few(i) } }),
-          cameraName(camera),
-        ),
-      );
-      return [...cameras, ...rings];
-    }
-    return [
-      element("span", {}, `${order.person.size} identities by hue and shape; point at one to see it alone`),
-      ...rings,
-    ];
+    if (colour === "ap") return [legendScale(viridis, "AP 0", "100"), ...rings];
+    const cameras = [...order.camera].map(([camera, i]) => legendKey("swatch", cameraName(camera), few(i)));
+    const identities = `${order.person.size} identities by hue and shape; point at one to see it alone`;
+    return [...(colour === "camera" ? cameras : [identities]), ...rings];
   }
 
+  /** The map is of the first condition, whichever is shown elsewhere. */
   function note() {
-    const { patterns, settings } = REPORT.summary;
-    const { pattern, setting } = REPORT.state.values;
-    const name = patterns.find(({ id }) => id === pattern).name;
-    const other =
-      setting === settings[0].id ? "" : ` (not ${settingName(settings.find(({ id }) => id === setting))})`;
-    return `t-SNE of the test features: ${name}, all modalities${other}`;
+    const [first] = REPORT.summary.conditions;
+    const condition = conditionNow();
+    const name = first.missing.length ? conditionName(first) : "all modalities";
+    const other = condition === first ? "" : ` (not ${conditionName(condition)})`;
+    return `t-SNE of the test features: ${patternNow()}, ${name}${other}`;
   }
 
   function refresh() {
-    const points = (REPORT.summary.feature_map || {})[REPORT.state.values.pattern];
+    const { pattern, colour } = REPORT.state.values;
+    const points = (REPORT.summary.feature_map || {})[pattern];
     parts.empty.hidden = Boolean(points);
     parts.note.textContent = note();
     parts.legend.replaceChildren(...legendParts());
-    markChoice(parts.colours, REPORT.state.values.colour);
-    if (points !== scatter.points && points) scatter.setPoints(points);
+    markChoice(parts.colours, colour);
+    if (points && points !== scatter.points) scatter.setPoints(points);
     scatter.setLook(look);
   }
 
-  /** The AP comes with the ranking; where that is missing, the rank lists say so. */
-  function refreshWithRanking() {
-    const key = REPORT.data.rankingKey(REPORT.state.values);
-    REPORT.data.load("ranking", key).then(refresh, () => {});
-  }
-
-  function zoomButtons() {
-    const button = (text, label, onclick) =>
-      element(
-        "button",
-        { "type": "button", "class": "round", "aria-label": label, "title": label, onclick },
-        text,
-      );
-    return element(
-      "div",
-      { class: "map-zoom" },
-      button("+", "Enlarge", () => scatter.zoomAt(ZOOM_STEP)),
-      button("−", "Reduce", () => scatter.zoomAt(1 / ZOOM_STEP)),
-      button("⤢", "Show all (double click)", () => scatter.resetView()),
-    );
-  }
-
-  function layOut() {
-    const name = element("span", { class: "control-name" }, "Colour");
-    const bar = element("div", { class: "map-bar" }, name, parts.colours, parts.legend);
-    const field = element(
-      "div",
-      { class: "map-field" },
-      parts.canvas,
-      parts.empty,
-      parts.note,
-      zoomButtons(),
-    );
-    return element("div", { class: "map" }, bar, field);
+  function onChange(changed) {
+    const has = (name) => changed.has(name);
+    if (["pattern", "condition", "query", "colour", "tab"].some(has)) refresh();
+    // The AP comes with the ranking; where that is missing, the rank lists say so.
+    if (has("pattern") || has("condition"))
+      REPORT.data.load("ranking", REPORT.rankLists.rankingKey()).then(refresh, () => {});
   }
 
   function start(panel) {
     const { triples } = REPORT.summary;
     order = { person: numbered(triples.person), camera: numbered(triples.camera) };
+    const label = "Feature map; the rank lists hold the same queries as text";
     parts = {
-      canvas: element("canvas", {
-        "id": "map-canvas",
-        "role": "img",
-        "aria-label": "Feature map; the rank lists hold the same queries as text",
-      }),
+      canvas: h("canvas#map-canvas", { "role": "img", "aria-label": label }),
       colours: segmented({
         label: "Colour",
         id: "map-colour",
@@ -204,20 +137,29 @@
         value: REPORT.state.values.colour,
         onchange: (colour) => REPORT.state.set({ colour }),
       }),
-      legend: element("div", { class: "legend" }),
-      note: element("p", { class: "note" }),
-      empty: element("p", { class: "message" }, "The report holds no feature map for this pattern."),
-      tip: document.getElementById("point-tip"),
+      legend: h("div.legend.muted"),
+      note: h("p.note.muted"),
+      empty: h("p.message", "The report holds no feature map for this pattern."),
+      tip: byId("point-tip"),
     };
-    panel.append(layOut());
+    const zoom = h(
+      "div.map-zoom",
+      roundButton("", "+", "Enlarge", () => scatter.zoomAt(ZOOM_STEP)),
+      roundButton("", "−", "Reduce", () => scatter.zoomAt(1 / ZOOM_STEP)),
+      roundButton("", "⤢", "Show all (double click)", () => scatter.resetView()),
+    );
+    panel.append(
+      h(
+        "div.map",
+        h("div.control-bar", h("span.muted", "Colour"), parts.colours, parts.legend),
+        h("div.map-field", parts.canvas, parts.empty, parts.note, zoom),
+      ),
+    );
     scatter = new REPORT.scatter.Scatter(parts.canvas, { onHover, onPick });
     REPORT.featureMap.scatter = scatter;
-    REPORT.state.onChange((changed) => {
-      if (["pattern", "setting", "query", "colour", "tab"].some((name) => changed.has(name))) refresh();
-      if (changed.has("pattern") || changed.has("setting")) refreshWithRanking();
-    });
+    REPORT.state.onChange(onChange);
     refresh();
   }
 
-  REPORT.featureMap = { start, refresh };
+  REPORT.featureMap = { start };
 })();

@@ -35,7 +35,7 @@
     constructor(canvas, { onHover, onPick }) {
       this.canvas = canvas;
       this.points = { x: [], y: [] };
-      this.view = { zoom: 1, x: 0, y: 0 }; // screen = place · zoom + (x, y)
+      this.view = { zoom: 1, x: 0, y: 0 }; // screen = position · zoom + (x, y)
       this.look = () => ({ colour: "#888", marker: 0, strength: "normal" });
       this.drag = null;
       this.frame = 0;
@@ -67,7 +67,7 @@
     resize() {
       const { clientWidth: width, clientHeight: height } = this.canvas.parentNode;
       if (!width || !height) return;
-      const ratio = window.devicePixelRatio || 1;
+      const ratio = window.devicePixelRatio;
       this.canvas.width = Math.round(width * ratio);
       this.canvas.height = Math.round(height * ratio);
       this.size = { width, height, ratio };
@@ -75,15 +75,12 @@
       this.draw();
     }
 
-    /** Places at zoom 1: one scale for both axes, since distances mean something, directions do not. */
+    /** Positions at zoom 1: one scale for both axes, since distances mean something, directions do not. */
     layOut() {
       const { x, y } = this.points;
       if (!this.size || !x.length) return;
       const range = (values) =>
-        values.reduce(
-          ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
-          [Infinity, -Infinity],
-        );
+        values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
       const [left, right] = range(x);
       const [top, bottom] = range(y);
       const { width, height } = this.size;
