@@ -47,7 +47,7 @@ def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     scores = [_last_pattern(epoch[split]) if split in epoch else {} for epoch in epochs]
     return {
         "split": split,
-        **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")},
+        **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss")},
         **{name: [found.get(name) for found in scores] for name in ("mAP", "rank_1")},
     }
 

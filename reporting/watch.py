@@ -20,7 +20,7 @@ GAP = 4  # pixels between two images
 
 
 def spread_evenly(available: int, wanted: int) -> list[int]:
-    """Up to `wanted` places in [0, available), from the first to the last, each once."""
+    """Up to `wanted` different rows in [0, available), from the first to the last."""
     return np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(int)).tolist()
 
 

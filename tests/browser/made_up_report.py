@@ -175,7 +175,7 @@ def _finish(report: MadeUpReport, person: np.ndarray) -> MadeUpReport:
         (data / "triples").mkdir()
         texts = [json.dumps(patches) for patches in report.patches]
         for row in range(len(person)):
-            _write_data(data / "triples" / f"{row}.js", f"triple_{row}", texts[row % len(texts)])
+            _write_data(data / "triples" / f"{row}.js", f"triples/{row}", texts[row % len(texts)])
     return report
 
 

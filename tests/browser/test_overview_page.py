@@ -67,7 +67,7 @@ def test_colours_of_camera_pairs_have_a_scale(page: webdriver.Chrome, full_repor
     assert scale == f"linear-gradient(to right, {lowest}, {highest})"
 
 
-def test_overview_shows_the_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder)
     for condition in ("complete", "rt"):
         Select(find(page, "#condition-switch")).select_by_value(condition)

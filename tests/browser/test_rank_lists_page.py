@@ -36,7 +36,7 @@ def test_click_on_a_query_shows_its_ranking(page: webdriver.Chrome, full_report:
     assert distances == [f"{distance:.3f}" for distance in ranking["distances"][query]]
 
 
-def test_positives_and_negatives_are_marked_by_sign(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+def test_positives_and_negatives_have_a_sign(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     query = full_report.hardest_first("complete", 3)[400]
     open_report(page, full_report.folder, f"#tab=ranks&query={query}")
     person = full_report.summary["triples"]["person"]

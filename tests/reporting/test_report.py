@@ -137,9 +137,9 @@ class Written:
     def data(self, name: str) -> Any:
         """The content of a data file, which must be one call of REPORT.receive with its own name."""
         text = (self.folder / "data" / f"{name}.js").read_text("ascii")
-        match = re.fullmatch(r'REPORT\.receive\("([a-z_0-9]+)",(.*)\);\n', text)
+        match = re.fullmatch(r'REPORT\.receive\("([a-z_0-9/]+)",(.*)\);\n', text)
         assert match is not None
-        assert match[1] == name.replace("triples/", "triple_")
+        assert match[1] == name
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is not JSON")

@@ -7,7 +7,7 @@
 (function () {
   /** How many files of each kind are kept; the least recently used go first. */
   const CAPACITY = { ranking: 8, triple: 160 };
-  const PATHS = { ranking: (key) => `data/ranking_${key}.js`, triple: (key) => `data/triples/${key}.js` };
+  const NAMES = { ranking: (key) => `ranking_${key}`, triple: (key) => `triples/${key}` };
   const NEEDED = ["title", "modalities", "image", "patterns", "conditions", "results", "triples", "queries"];
 
   const arrived = new Map(); // name → data, between the run of a data script and its load event
@@ -34,8 +34,8 @@
   }
 
   function runScript(kind, key) {
-    const path = PATHS[kind](key);
-    const name = `${kind}_${key}`;
+    const name = NAMES[kind](key);
+    const path = `data/${name}.js`;
     return new Promise((resolve, reject) => {
       const script = document.createElement("script");
       script.onload = () => {
