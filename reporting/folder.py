@@ -47,7 +47,9 @@ class ReportFolder:
 
     def __init__(self, path: Path, num_processes: int = 1) -> None:
         if num_processes > 1:
-            raise UserError("--report needs one process; run test_net.py without torchrun")
+            raise UserError(
+                "--report needs all test triples in one process; run test_net.py without torchrun"
+            )
         self.path = path
         self._discard_scratch: Callable[[], object] = lambda: None
         with self._clear_errors():
@@ -102,7 +104,9 @@ class ReportFolder:
 def _check_target(path: Path) -> None:
     """Refuse a place that holds anything but an earlier report."""
     if path.is_symlink():
-        raise UserError(f"{path} is a symbolic link; name the folder itself for --report")
+        raise UserError(
+            f"{path} is a symbolic link, which is left alone; name the folder itself for --report"
+        )
     try:
         is_free = path.is_dir() and (not any(path.iterdir()) or _read_list(path) is not None)
         path.lstat()

@@ -221,24 +221,6 @@ def test_gradient_norms_of_the_method_page() -> None:
         assert [float(cell) for cell in row[1].split("|")] == pytest.approx(values, rel=tolerance)
 
 
-def test_code_of_the_figures_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    page = ROOT / "docs" / "figures.md"
-    (code,) = blocks(page, "python")
-    namespace: dict[str, Any] = {}
-    exec(compile(code, str(page), "exec"), namespace)
-    assert namespace["maps"].rgb.shape == (2, 128)
-
-
-def test_options_of_the_figures_page_are_those_of_the_command() -> None:
-    from tools.figures import parse_arguments
-
-    page = (ROOT / "docs" / "figures.md").read_text()
-    written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
-    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--settings", "--config_file"}
-    assert written == known
-
-
 def test_token_counts_of_the_method_page() -> None:
     from modeling.sdtps import num_aggregated, num_kept
 
