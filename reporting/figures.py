@@ -44,12 +44,7 @@ BAR = (0.9, 0.07)  # width and height of a colour bar
 
 
 class Plane:
-    """A figure on which everything is placed in inches from the upper left corner.
-
-    Args:
-        width: of the figure.
-        height: of the figure.
-    """
+    """A figure on which everything is placed in inches from the upper left corner."""
 
     def __init__(self, width: float, height: float) -> None:
         self._context = import_extra("matplotlib").rc_context
@@ -89,17 +84,11 @@ def figure_files(figure: Figure) -> dict[str, bytes]:
 
 
 class RankCell(NamedTuple):
-    """One triple of a ranked list.
+    """One triple of a ranked list."""
 
-    Attributes:
-        pictures: of the three modalities, (3, H, W, 3) in [0, 1].
-        caption: a few letters.
-        is_positive: whether the identity is that of the query; None for the query itself.
-    """
-
-    pictures: np.ndarray
+    pictures: np.ndarray  # of the three modalities, (3, H, W, 3) in [0, 1]
     caption: str
-    is_positive: bool | None = None
+    is_positive: bool | None = None  # whether the identity is that of the query; None for the query itself
 
 
 class RankLayout(NamedTuple):
@@ -118,15 +107,7 @@ class RankLayout(NamedTuple):
 def arrange_ranks(
     num_rows: int, num_columns: int, aspect: float, width: float, *, stacked: bool
 ) -> RankLayout:
-    """Fill the width of a figure with ranked lists.
-
-    Args:
-        num_rows: queries.
-        num_columns: the query and its nearest triples.
-        aspect: height of an image divided by its width.
-        width: of the figure.
-        stacked: see `RankLayout`.
-    """
+    """Fill the width of a figure with ranked lists, a row per query; `aspect` of an image: height / width."""
     left = LINE if stacked else EDGE
     top = (LINE if stacked else 2 * LINE) + EDGE
     # One more space sets the query apart from its list.
@@ -142,11 +123,8 @@ def arrange_ranks(
 def draw_ranks(lists: Sequence[Sequence[RankCell]], *, width: float) -> Figure:
     """Draw one row per query: the query, then its nearest triples.
 
-    Triples are stacked where the figure then fits on a page, and side by side otherwise.
-
-    Args:
-        lists: of each query, the query first; all images of one size.
-        width: of the figure in inches.
+    Triples are stacked where the figure then fits on a page, and side by side otherwise. All images have one
+    size; the width of the figure is in inches.
     """
     _, pixel_height, pixel_width, _ = lists[0][0].pictures.shape
     num_columns = max(map(len, lists))
@@ -202,14 +180,7 @@ class MapLayout(NamedTuple):
 
 
 def arrange_maps(num_triples: int, num_views: int, aspect: float, width: float) -> MapLayout:
-    """Fill the width of a figure with maps, but not more than a page, unless there are too many triples.
-
-    Args:
-        num_triples: T.
-        num_views: V.
-        aspect: height of an image divided by its width.
-        width: of the figure.
-    """
+    """Fill the width of a figure with maps, but not more than a page, unless there are too many triples."""
     left = LINE + EDGE
     count = len(Modality)
     text = 2 * LINE  # the name of the triple and those of the views
@@ -237,13 +208,7 @@ def arrange_maps(num_triples: int, num_views: int, aspect: float, width: float) 
 
 
 def draw_maps(maps: Maps, names: Sequence[str], *, width: float) -> Figure:
-    """Draw the views of triples: a block for each triple, in it a row per modality and a column per view.
-
-    Args:
-        maps: of T triples.
-        names: of the triples.
-        width: of the figure in inches.
-    """
+    """Draw the views of triples: a block for each triple, in it a row per modality and a column per view."""
     num_triples, _, num_views, pixel_height, pixel_width, _ = maps.pictures.shape
     layout = arrange_maps(num_triples, num_views, pixel_height / pixel_width, width)
     plane = Plane(width, layout.total)

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import re
 import secrets
@@ -70,7 +69,8 @@ class ReportFolder:
 
     def write_data(self, name: str, content: Mapping[str, Any]) -> None:
         """Write data/<name>.js, a script: a page that is opened from disk may load nothing else."""
-        text = json.dumps(_without_nan(content), separators=(",", ":"))
+        plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no NaN
+        text = json.dumps(plain, separators=(",", ":"))
         with self._clear_errors():
             file = self.scratch / "data" / f"{name}.js"
             file.write_text(f'REPORT.receive("{name}",{text});\n', encoding="ascii")
@@ -247,12 +247,3 @@ def _move(path: Path, destination: Path) -> None:
     except FileExistsError:
         pass
     logger.warning("%s replaces a file that is not of a report; that one is kept in %s", destination, path)
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with None in place of NaN, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,7 @@
 """What the model decided about patches → pictures of the images, as tensors in [0, 1].
 
-Shapes: B triples, N patches, K kept patches, A aggregated tokens, pictures (B, 3, H, W).
+Shapes: B triples, N patches, K kept patches, A aggregated tokens, images and pictures (B, 3, H, W). `grid`:
+rows and columns of the patches.
 """
 
 from __future__ import annotations
@@ -29,21 +30,13 @@ HUE_STEP = 0.618034  # the golden ratio: any number of hues in a row lie far fro
 
 
 class Maps(NamedTuple):
-    """Maps of T triples, and what their colours mean.
+    """Maps of T triples, and what their colours mean."""
 
-    Attributes:
-        pictures: V views of each image, (T, 3, V, H, W, 3) in [0, 1].
-        views: V names.
-        colours: name of the colour map.
-        label: what the colour map shows.
-        ends: the texts at its lower and at its upper end.
-    """
-
-    pictures: np.ndarray
-    views: tuple[str, ...]
-    colours: str
-    label: str
-    ends: tuple[str, str]
+    pictures: np.ndarray  # V views of each image, (T, 3, V, H, W, 3) in [0, 1]
+    views: tuple[str, ...]  # V names
+    colours: str  # name of the colour map
+    label: str  # what the colour map shows
+    ends: tuple[str, str]  # the texts at its lower and at its upper end
 
 
 def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -75,40 +68,25 @@ def lay_over(images: Tensor, colour: Tensor, strength: Tensor | float) -> Tensor
 
 
 def veil_discarded(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Veil the patches that were discarded.
-
-    Args:
-        images: (B, 3, H, W).
-        kept: indices of the kept patches, (B, K).
-        grid: rows and columns of the patches.
-    """
+    """Veil the patches that were discarded; `kept` (B, K) are the indices of the others."""
     veil = torch.full((len(images), grid[0] * grid[1]), VEIL_STRENGTH).scatter(1, kept.cpu(), 0.0)
     return lay_over(images, torch.tensor(VEIL).view(3, 1, 1), spread_over_pixels(veil, grid, images))
 
 
 def strongest_token(kept: Tensor, weights: Tensor, num_patches: int) -> Tensor:
-    """The aggregated token in which each patch has its largest share.
+    """The token in which each patch has its largest share, (B, N); `NO_TOKEN` for discarded patches.
 
     Args:
         kept: (B, K).
         weights: the share of each kept patch in each token, (B, A, K).
         num_patches: N.
-
-    Returns:
-        (B, N), in [0, A), or `NO_TOKEN` for discarded patches.
     """
     nowhere = torch.full((len(kept), num_patches), NO_TOKEN, device=kept.device)
     return nowhere.scatter(1, kept, weights.argmax(dim=1))
 
 
 def colour_by_token(images: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Colour each kept patch by its token; patches that were discarded fade.
-
-    Args:
-        images: (B, 3, H, W).
-        tokens: what `strongest_token` gives, (B, N).
-        grid: rows and columns of the patches.
-    """
+    """Colour each kept patch by its token, (B, N) as from `strongest_token`; discarded patches fade."""
     palette = token_colours(int(tokens.max()) + 1)
     colours = torch.cat([palette, torch.ones(1, 3)])[tokens.cpu()]  # NO_TOKEN, -1, is the white at the end
     planes = [spread_over_pixels(plane, grid, images) for plane in colours.unbind(dim=2)]
@@ -154,7 +132,7 @@ def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], gr
 
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].
-        rollout: each (T, N).
+        rollout: the share of each patch, each (T, N).
         grid: rows and columns of the patches.
     """
 

@@ -53,7 +53,7 @@ def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str, Any]:
-    """Return patterns, settings, and the scores of each combination."""
+    """Return patterns, conditions, and the scores of each combination."""
     first = next(iter(ranking.values()))
     return {
         "patterns": [{"id": pattern, "name": RETURN_PATTERNS[pattern]} for pattern in first],

@@ -53,27 +53,23 @@
     ];
   }
 
-  function curve({ points, colour, dash, strong, dots }, x, y) {
+  const strokeOf = ({ colour, dash, strong }) => ({
+    "stroke": colour,
+    "stroke-width": strong ? 2.6 : 1.8,
+    "stroke-dasharray": dash,
+  });
+
+  function curve(series, x, y) {
+    const { points, colour, dots } = series;
     const path = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-    const line = svg("path", {
-      "d": path,
-      "fill": "none",
-      "stroke": colour,
-      "stroke-width": strong ? 2.5 : 1.6,
-      "stroke-dasharray": dash,
-      "stroke-linejoin": "round",
-    });
+    const line = svg("path", { d: path, ...strokeOf(series) });
     const marks = points.map(([a, b]) => svg("circle", { cx: x(a), cy: y(b), r: 2.6, fill: colour }));
     return svg("g", line, dots && marks);
   }
 
-  function keyLine({ colour, dash, strong }) {
-    const stroke = { "stroke": colour, "stroke-width": strong ? 3 : 2, "stroke-dasharray": dash };
-    return svg(
-      "svg",
-      { width: 22, height: 8, class: "key" },
-      svg("line", { x1: 0, x2: 22, y1: 4, y2: 4, ...stroke }),
-    );
+  function keyLine(series) {
+    const line = svg("line", { x1: 0, x2: 22, y1: 4, y2: 4, ...strokeOf(series) });
+    return svg("svg", { width: 22, height: 8 }, line);
   }
 
   /** A line under the pointer, with the values at it written into the legend. */

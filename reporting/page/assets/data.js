@@ -10,6 +10,9 @@
   const NAMES = { ranking: (key) => `ranking_${key}`, triple: (key) => `triples/${key}` };
   const NEEDED = ["title", "modalities", "image", "patterns", "conditions", "results", "triples", "queries"];
 
+  const BROKEN =
+    "data/summary.js is missing or broken. Keep all files of the report in one folder, or write it again.";
+
   const arrived = new Map(); // name → data, between the run of a data script and its load event
   /** Key → {promise, data, error}, least recently used first. */
   const kept = { ranking: new Map(), triple: new Map() };
@@ -23,12 +26,7 @@
   /** Why the summary cannot be shown, or null. */
   function summaryProblem() {
     const { summary } = REPORT;
-    if (!summary) {
-      return (
-        "data/summary.js is missing or broken. Keep index.html, assets, data and images in one folder," +
-        " and write the report again if a file is damaged."
-      );
-    }
+    if (!summary) return BROKEN;
     const absent = NEEDED.filter((key) => summary[key] === undefined || summary[key] === null);
     return absent.length ? `data/summary.js lacks: ${absent.join(", ")}. Write the report again.` : null;
   }

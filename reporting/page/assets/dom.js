@@ -98,15 +98,14 @@ const REPORT = {};
   }
 
   /** A table. `heads` are rows of cells, `bodies` lists of rows; an empty body is left out. */
-  const table = (selector, heads, ...bodies) =>
-    h(
+  function table(selector, heads, ...bodies) {
+    const rows = heads.map((cells) => h("tr", cells));
+    return h(
       selector,
-      h(
-        "thead",
-        heads.map((cells) => h("tr", cells)),
-      ),
-      bodies.map((rows) => rows.length > 0 && h("tbody", rows)),
+      h("thead", rows),
+      bodies.map((body) => body.length > 0 && h("tbody", body)),
     );
+  }
   const columnHead = (text, attributes) => h("th", { scope: "col", ...attributes }, text);
   const rowHead = (...parts) => h("th", { scope: "row" }, parts);
   const number = (text, className) => h("td.number", { class: className }, text);

@@ -31,7 +31,6 @@
   }
 
   const ids = (choices) => choices.map(({ id }) => id);
-  const tokens = () => (REPORT.compare.isOpen() ? REPORT.compare.tokens() : REPORT.rankLists.tokens());
 
   const KEYS = {
     "j": () => stepQuery(1),
@@ -53,21 +52,18 @@
     "o": () => {
       const { values, set, cycle } = REPORT.state;
       if (values.tab === "overview") set({ tab: "ranks" });
-      cycle(
-        "overlay",
-        REPORT.overlay.modes().map(([mode]) => mode),
-      );
+      cycle("overlay", REPORT.overlay.modeNames());
     },
-    "[": () => REPORT.overlay.stepDetail(-1, tokens()),
-    "]": () => REPORT.overlay.stepDetail(1, tokens()),
+    "[": () => REPORT.overlay.stepDetail(-1, REPORT.rankLists.tokens()),
+    "]": () => REPORT.overlay.stepDetail(1, REPORT.rankLists.tokens()),
   };
 
   function actionFor({ key, target }) {
     if (OVERLAY_KEYS[key]) return REPORT.summary.grid ? OVERLAY_KEYS[key] : null;
     const arrow = usesArrows(target) ? "" : key;
-    if (REPORT.compare.isOpen()) {
+    if (REPORT.rankLists.isEnlarged()) {
       const step = { ArrowLeft: -1, ArrowRight: 1 }[arrow];
-      return step && (() => REPORT.compare.step(step));
+      return step && (() => REPORT.rankLists.stepRank(step));
     }
     const step = { ArrowDown: 1, ArrowUp: -1 }[arrow];
     return step ? () => stepQuery(step) : KEYS[key];
@@ -82,14 +78,9 @@
 
   function start() {
     const help = byId("help");
-    help.append(
-      h("h2#help-title", "Keyboard"),
-      h(
-        "dl",
-        SHORTCUTS.map(([keys, what]) => fact(keys, what)),
-      ),
-      h("button.plain", { onclick: () => help.close() }, "Close"),
-    );
+    const shortcuts = SHORTCUTS.map(([keys, what]) => fact(keys, what));
+    const close = h("button.plain", { onclick: () => help.close() }, "Close");
+    help.append(h("h2#help-title", "Keyboard"), h("dl", shortcuts), close);
     closeByClickBeside(help);
     byId("help-button").addEventListener("click", () => openDialog(help));
     document.addEventListener("keydown", onKey);

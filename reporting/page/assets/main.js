@@ -98,7 +98,6 @@
     showTab();
     showSwitches();
     REPORT.overview.start(byId("panel-overview"));
-    REPORT.compare.start();
     REPORT.patchTip.start();
     REPORT.keyboard.start();
     await REPORT.rankLists.start(byId("panel-ranks"));

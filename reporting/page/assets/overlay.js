@@ -18,6 +18,8 @@
     return MODES.filter(([mode]) => mode === "off" || (grid && (mode !== "tokens" || hasTokens !== false)));
   }
 
+  const modeNames = () => modes().map(([mode]) => mode);
+
   /** "learned" where all modalities agree, "own" for "own: RGB" …, otherwise the name in each modality. */
   function sourceName(index) {
     const { sources, modalities } = REPORT.summary;
@@ -206,5 +208,5 @@
       set({ token: tokenAt(next(sliderPosition(values.token, tokens), tokens + 2), tokens) });
   }
 
-  REPORT.overlay = { Overlay, stepDetail, modes };
+  REPORT.overlay = { Overlay, stepDetail, modeNames };
 })();

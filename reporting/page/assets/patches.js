@@ -8,10 +8,7 @@
   const HEAT_ALPHA = 0.68;
   const TOKEN_ALPHA = 0.62;
   const VEIL = "rgba(223, 228, 237, 0.87)";
-  const OUTLINES = [
-    ["rgba(16, 32, 64, 0.75)", 3],
-    ["rgba(255, 255, 255, 0.95)", 1.4],
-  ];
+  const OUTLINES = { "rgba(16, 32, 64, 0.75)": 3, "rgba(255, 255, 255, 0.95)": 1.4 }; // widths
 
   const views = new WeakMap(); // the data of one modality → its decoded form
 
@@ -145,7 +142,7 @@
     });
     if (state.overlay !== "kept") return;
     const edges = keptEdges(modality.keptIndex, [rows, columns]);
-    for (const [colour, width] of OUTLINES) {
+    for (const [colour, width] of Object.entries(OUTLINES)) {
       context.strokeStyle = colour;
       context.lineWidth = width;
       context.stroke(edges);

@@ -17,19 +17,11 @@
     return indexOf.known.get(row) ?? -1;
   }
 
-  /** The result of one query. */
+  /** The result of one query: its entries in the columns of a ranking. */
   function resultOf(ranking, index) {
-    const { ap, inp, first, rows, distances, match } = ranking;
-    return {
-      row: REPORT.summary.queries[index],
-      ap: ap[index],
-      inp: inp[index],
-      first: first[index],
-      rows: rows[index] || [],
-      distances: distances[index] || [],
-      match: match[index],
-      skipped: ap[index] === null || ap[index] === undefined,
-    };
+    const entries = Object.entries(ranking).map(([name, column]) => [name, column[index]]);
+    const skipped = (ranking.ap[index] ?? null) === null;
+    return { ...Object.fromEntries(entries), row: REPORT.summary.queries[index], skipped };
   }
 
   const isPositive = (query, row) => person(query) === person(row);
@@ -80,7 +72,13 @@
       this.items = [];
       this.ranking = null;
       this.form = this.buildFilters();
-      this.sort = this.buildSort();
+      this.sort = select({
+        id: "sort",
+        label: "order",
+        options: Object.entries(SORTS),
+        value: REPORT.state.values.sort,
+        onchange: (sort) => REPORT.state.set({ sort }),
+      });
       this.count = h("p#query-count.muted", { role: "status" });
       this.spacer = h("div.spacer");
       this.scroller = h(
@@ -136,18 +134,6 @@
         ),
         h("div.filter-row", h("label.check", this.wrong, "only errors at rank 1"), this.reset),
       );
-    }
-
-    buildSort() {
-      const { values, set } = REPORT.state;
-      const onchange = (sort) => set({ sort });
-      return select({
-        id: "sort",
-        label: "order",
-        options: Object.entries(SORTS),
-        value: values.sort,
-        onchange,
-      });
     }
 
     /** Brings the inputs in line with the state, for example after a link was opened. */

@@ -2,7 +2,7 @@
 
 /** Rank lists: the queries at the left, the chosen one with its ranked gallery triples at the right. */
 (function () {
-  const { h, fact } = REPORT.dom;
+  const { h, byId, fact, openDialog, closeByClickBeside, roundButton } = REPORT.dom;
   const { fixed, cameraOf, person, conditionName, conditionNow, patternNow } = REPORT.words;
   const { hitStrip, indexOf, isPositive, listed, resultOf, NO_FILTERS } = REPORT.queryList;
 
@@ -10,6 +10,10 @@
   let pane;
   let overlay;
   let result = null; // of the query that is shown
+  let dialog; // the enlarged view
+  let dialogBody;
+  let dialogOverlay;
+  let shown = null; // in the enlarged view: {result, ranks: [[rank, row, distance]], at}
 
   const signName = (positive) => (positive ? "positive" : "negative");
   const sign = (positive) =>
@@ -30,7 +34,7 @@
         "data-row": row,
         "data-rank": rank,
         "title": REPORT.summary.triples.names[row],
-        "onclick": () => REPORT.compare.open(result, rank),
+        "onclick": () => enlarge(result, rank),
       },
       REPORT.triple.triple(row),
       h(
@@ -159,6 +163,70 @@
     set({ ...changes, query: REPORT.summary.queries[first] ?? values.query, tab: "ranks" });
   }
 
+  /* The enlarged view: the query and one gallery triple side by side. */
+
+  function side(row, ...heading) {
+    return h(
+      "figure.compare-side",
+      { "data-row": row },
+      h("figcaption", h("h3", heading), h("span.muted", `id ${person(row)} · ${cameraOf(row)}`)),
+      REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
+      h("p.name", REPORT.summary.triples.names[row]),
+    );
+  }
+
+  function drawEnlarged() {
+    const { result, ranks, at } = shown;
+    const [rank, row, distance] = ranks[at];
+    const positive = isPositive(result.row, row);
+    const name = signName(positive);
+    const verdict = h(
+      "span.verdict",
+      { class: name },
+      sign(positive),
+      `${name} · distance ${fixed(distance, 3)}`,
+    );
+    dialogBody.replaceChildren(side(result.row, "Query"), side(row, `Rank ${rank} `, verdict));
+    dialog.dataset.rank = rank;
+    dialog.querySelector(".previous").disabled = at === 0;
+    dialog.querySelector(".next").disabled = at === ranks.length - 1;
+    dialogOverlay.refresh();
+  }
+
+  function enlarge(result, rank) {
+    const ranks = ranksOf(result);
+    shown = { result, ranks, at: ranks.findIndex(([one]) => one === rank) };
+    drawEnlarged();
+    openDialog(dialog);
+  }
+
+  /** Shows the neighbour in rank. */
+  function stepRank(ranks) {
+    const at = Math.min(shown.ranks.length - 1, Math.max(0, shown.at + ranks));
+    if (at === shown.at) return;
+    shown.at = at;
+    drawEnlarged();
+  }
+
+  function buildEnlarged() {
+    dialog = byId("compare");
+    const control = h("div");
+    dialogBody = h("div.compare-body.with-patches");
+    const buttons = h(
+      "div.compare-buttons",
+      roundButton("previous", "←", "Previous rank (←)", () => stepRank(-1)),
+      roundButton("next", "→", "Next rank (→)", () => stepRank(1)),
+      roundButton("close", "×", "Close (Esc)", () => dialog.close()),
+    );
+    dialog.append(h("div.compare-bar", control, buttons), dialogBody);
+    dialogOverlay = new REPORT.overlay.Overlay(dialogBody, control);
+    closeByClickBeside(dialog);
+    dialog.addEventListener("close", () => {
+      REPORT.patchTip.hide();
+      dialogBody.replaceChildren();
+    });
+  }
+
   function start(panel) {
     const side = h("aside.side", { "aria-label": "Queries" });
     const control = h("div#overlay-control");
@@ -168,21 +236,18 @@
     list = new REPORT.queryList.QueryList(side);
     overlay = new REPORT.overlay.Overlay(body, control);
     overlay.refresh();
+    buildEnlarged();
     REPORT.state.onChange(onChange);
     return refreshAll();
   }
 
-  REPORT.rankLists = {
-    start,
-    openIdentity,
-    openQuery: (row) => REPORT.state.set({ query: row, tab: "ranks" }),
-    sign,
-    signName,
-    ranksOf,
-    step: (step) => list.step(step),
-    focusFilter: () => list.search.focus(),
-    tokens: () => overlay.tokens,
-    ranking,
-    rankingKey,
-  };
+  const openQuery = (row) => REPORT.state.set({ query: row, tab: "ranks" });
+  const step = (step) => list.step(step);
+  const focusFilter = () => list.search.focus();
+  const isEnlarged = () => dialog.open;
+  /** How many aggregated tokens the images in front have. */
+  const tokens = () => (isEnlarged() ? dialogOverlay : overlay).tokens;
+
+  REPORT.rankLists = { start, openIdentity, openQuery, step, stepRank, focusFilter, isEnlarged, tokens };
+  Object.assign(REPORT.rankLists, { ranking, rankingKey });
 })();

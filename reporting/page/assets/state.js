@@ -27,7 +27,7 @@
       query: [oneOf(queries), null],
       pattern: [oneOf(patterns.map(({ id }) => id)), patterns[patterns.length - 1].id],
       condition: [oneOf(conditions.map(({ id }) => id)), conditions[0].id],
-      overlay: [oneOf(REPORT.overlay.modes().map(([mode]) => mode)), "off"],
+      overlay: [oneOf(REPORT.overlay.modeNames()), "off"],
       source: [oneOf([...Array(1 + numSources).keys()]), 0],
       token: [(text) => (text === "extra" ? text : wholeNumber(text)), 0],
       camera: [known(triples.camera), ""],
@@ -42,19 +42,16 @@
 
   function fromAddress() {
     const given = new URLSearchParams(location.hash.slice(1));
-    const read = {};
-    for (const [name, [parse, first]] of Object.entries(fields)) {
-      read[name] = (given.has(name) ? parse(given.get(name)) : undefined) ?? first;
-    }
-    return read;
+    const read = ([name, [parse, first]]) => [
+      name,
+      (given.has(name) ? parse(given.get(name)) : null) ?? first,
+    ];
+    return Object.fromEntries(Object.entries(fields).map(read));
   }
 
   function toAddress() {
-    const shown = new URLSearchParams();
-    for (const [name, value] of Object.entries(values)) {
-      if (name === "tab" || value !== initial[name]) shown.set(name, String(value));
-    }
-    return `#${shown}`;
+    const isNew = ([name, value]) => name === "tab" || value !== initial[name];
+    return `#${new URLSearchParams(Object.entries(values).filter(isNew))}`;
   }
 
   function write(method) {
