@@ -1,4 +1,4 @@
-"""From the configuration to reports and what watches a run: the only file of this package that reads cfg."""
+"""Configuration → reports, and pictures of a run: the only file of this package that reads cfg."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
+from reporting.extra import import_extra
 from reporting.folder import ReportFolder
 from reporting.report import About, ReportWriter
 from reporting.watch import SelectionWatch, read_triples, spread_evenly
@@ -20,7 +21,7 @@ NUM_WATCHED = 8
 def make_selection_watch(
     cfg: CfgNode, model: nn.Module, loader: DataLoader[Any], device: torch.device
 ) -> Callable[[], dict[str, Tensor]]:
-    """Draws, by name, which patches of a few triples the model keeps; nothing if it keeps all."""
+    """A function that draws which patches of a few triples the model keeps; nothing if it keeps all."""
     if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_LAYERS):
         return dict
     rows = spread_evenly(len(loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
@@ -41,14 +42,8 @@ class Names(Protocol):
 
 
 def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit: str) -> ReportWriter:
-    """A writer for a report on the model and the data that `cfg` names.
-
-    Args:
-        cfg: a configuration.
-        folder: where the report will be.
-        names: of cameras and scenes.
-        commit: of this project.
-    """
+    """A writer for a report in `folder` on the model and the data that `cfg` names."""
+    import_extra("sklearn.manifold")  # if it is missing, say so before the evaluation
     about = About(
         title=f"{_model_name(cfg)} on {cfg.DATASETS.NAMES}",
         dataset=cfg.DATASETS.NAMES,
@@ -65,7 +60,7 @@ def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit:
 
 
 def _model_name(cfg: CfgNode) -> str:
-    """The parts behind the backbone: DeMo is HDM with ATMoE."""
+    """The parts after the backbone: DeMo is HDM with ATMoE."""
     hdm = ("DeMo" if cfg.MODEL.ATM else "HDM") if cfg.MODEL.HDM else ""
     sdtps = "SDTPS" if cfg.MODEL.USE_SDTPS else ""
     name = " + ".join(part for part in (hdm, sdtps) if part) or "Baseline"

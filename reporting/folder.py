@@ -1,8 +1,8 @@
 """The folder of a report: written whole or not at all, and replaced without touching anybody else's files.
 
-A report lists its files. When a new one is whole, the old one is set aside under another name, the new one
-gets its place, and then the listed files of the old one are removed; others move into the new report. A
-process that is killed in between leaves the old report aside, where the next start finds it.
+A report lists its files. When a new one is whole, the old one is renamed, the new one gets its name, and then
+the listed files of the old one are removed; others move into the new report. If the process is killed in
+between, the next start finds the renamed report.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import errno
 import fcntl
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import shutil
-import stat
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -61,21 +59,21 @@ class ReportFolder:
             _remove_left_over(self._target)
             self.scratch, lock = _make_scratch(self._target)
             self._discard_scratch = weakref.finalize(self, _discard, self.scratch, lock, os.getpid())
-            for place in ("images", "data/triples"):
-                (self.scratch / place).mkdir(parents=True)
+            for name in ("images", "data/triples"):
+                (self.scratch / name).mkdir(parents=True)
 
     def write_image(self, row: int, strip: Image.Image) -> None:
         """The picture of the test triple with this row."""
         with self._clear_errors():
             strip.save(self.scratch / "images" / f"{row}.jpg", quality=JPEG_QUALITY)
 
-    def write_triple(self, row: int, content: Mapping[str, Any]) -> None:
-        """What was selected in the test triple with this row."""
-        self._write_script(f"triples/{row}", f"triple_{row}", content)
-
     def write_data(self, name: str, content: Mapping[str, Any]) -> None:
-        """Any other data of the page."""
-        self._write_script(name, name, content)
+        """Write data/<name>.js, a script: a page that is opened from disk may load nothing else."""
+        plain = json.loads(json.dumps(content), parse_constant=lambda _: None)  # JSON has no NaN
+        text = json.dumps(plain, separators=(",", ":"))
+        with self._clear_errors():
+            file = self.scratch / "data" / f"{name}.js"
+            file.write_text(f'REPORT.receive("{name}",{text});\n', encoding="ascii")
 
     def publish(self) -> Path:
         """Add the page and the list, and put the folder into place of an earlier one.
@@ -93,13 +91,6 @@ class ReportFolder:
         self._discard_scratch()
         _recover(self._target)
         return self.path / "index.html"
-
-    def _write_script(self, path: str, name: str, content: Mapping[str, Any]) -> None:
-        """A script that hands `content` to the page: a page from disk may load nothing else."""
-        text = json.dumps(_without_nan(content), separators=(",", ":"), ensure_ascii=True)
-        with self._clear_errors():
-            file = self.scratch / "data" / f"{path}.js"
-            file.write_text(f'REPORT.receive("{name}",{text});\n', encoding="ascii")
 
     @contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -142,11 +133,7 @@ def _read_list(folder: Path) -> set[str] | None:
 
 def _files_of(folder: Path) -> list[Path]:
     """All that is not a folder; links are not followed."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        paths = [Path(place) / name for name in (*files, *folders)]
-        found += [path for path in paths if not stat.S_ISDIR(path.lstat().st_mode)]
-    return found
+    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
 
 
 def _beside(target: Path, ending: str) -> Path:
@@ -157,8 +144,8 @@ def _beside(target: Path, ending: str) -> Path:
 def _folders_beside(target: Path, ending: str) -> list[Path]:
     """The folders that were named by `_beside`, the newest first."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.{ending}")
-    found = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
-    folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+    named = [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]
+    folders = [path for path in named if path.is_dir() and not path.is_symlink()]
     return sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
@@ -248,24 +235,15 @@ def _remove_report(replaced: Path, target: Path) -> None:
             os.rmdir(place)
 
 
-def _move(path: Path, place: Path) -> None:
-    """Move a foreign file into a new report; it stays where it is if its place is taken."""
+def _move(path: Path, destination: Path) -> None:
+    """Move a foreign file into a new report; it stays where it is if the name is taken."""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(place):
-            os.rename(path, place)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        if not os.path.lexists(destination):
+            os.rename(path, destination)
             return
     except FileNotFoundError:  # another process has moved it
         return
     except FileExistsError:
         pass
-    logger.warning("%s has the place of a file that is not of a report; that one is kept in %s", place, path)
-
-
-def _without_nan(value: Any) -> Any:
-    """The value with None in place of NaN, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    logger.warning("%s replaces a file that is not of a report; that one is kept in %s", destination, path)

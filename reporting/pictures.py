@@ -1,11 +1,13 @@
 """What the model decided about patches → pictures of the images, as tensors in [0, 1].
 
-Shapes: B triples, N patches, K kept patches, A aggregated tokens, pictures (B, 3, H, W).
+Shapes: B triples, N patches, K kept patches, A aggregated tokens, images and pictures (B, 3, H, W). `grid`:
+rows and columns of the patches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from colorsys import hsv_to_rgb
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reporting.extra import import_extra
 from structures import Modality, PerModality, Selection
 
 VEIL = (0.25, 0.35, 0.65)  # a blue that neither persons nor scenes have
@@ -27,98 +30,74 @@ HUE_STEP = 0.618034  # the golden ratio: any number of hues in a row lie far fro
 
 
 class Maps(NamedTuple):
-    """Maps of T triples, and what their colours mean.
+    """Maps of T triples, and what their colours mean."""
 
-    Attributes:
-        pictures: V views of each image, (T, 3, V, H, W, 3) in [0, 1].
-        views: V names.
-        colours: name of the colour map.
-        label: what the colour map shows.
-        ends: the texts at its lower and at its upper end.
-    """
-
-    pictures: np.ndarray
-    views: tuple[str, ...]
-    colours: str
-    label: str
-    ends: tuple[str, str]
+    pictures: np.ndarray  # V views of each image, (T, 3, V, H, W, 3) in [0, 1]
+    views: tuple[str, ...]  # V names
+    colours: str  # name of the colour map
+    label: str  # what the colour map shows
+    ends: tuple[str, str]  # the texts at its lower and at its upper end
 
 
 def denormalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """The images as they were before normalisation, on the CPU. (B, 3, H, W) -> (B, 3, H, W)."""
-    channels = [torch.tensor(values).view(3, 1, 1) for values in (mean, std)]
-    return (images.cpu().float() * channels[1] + channels[0]).clamp(0, 1)
+    shift, scale = (torch.tensor(values).view(3, 1, 1) for values in (mean, std))
+    return (images.cpu().float() * scale + shift).clamp(0, 1)
 
 
 def spread_over_pixels(
-    values: Tensor, grid: tuple[int, int], size: tuple[int, int], *, smooth: bool = False
+    values: Tensor, grid: tuple[int, int], images: Tensor, mode: str = "nearest"
 ) -> Tensor:
     """Give each pixel the value of its patch.
 
     Args:
         values: (B, N).
         grid: rows and columns of the patches.
-        size: H and W.
-        smooth: go over from patch to patch without steps.
+        images: (B, 3, H, W), for their size.
+        mode: of the interpolation; "bilinear" goes over from patch to patch without steps.
 
     Returns:
         (B, 1, H, W).
     """
-    patches = values.cpu().float().view(-1, 1, *grid)
-    mode = {"mode": "bilinear", "align_corners": False} if smooth else {"mode": "nearest"}
-    return F.interpolate(patches, size=size, **mode)
+    return F.interpolate(values.cpu().float().view(-1, 1, *grid), size=images.shape[-2:], mode=mode)
+
+
+def lay_over(images: Tensor, colour: Tensor, strength: Tensor | float) -> Tensor:
+    """Mix colours into images; strength 1 covers them."""
+    return strength * colour + (1 - strength) * images
 
 
 def veil_discarded(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Veil the patches that were discarded.
-
-    Args:
-        images: (B, 3, H, W).
-        kept: positions of the kept patches, (B, K).
-        grid: rows and columns of the patches.
-    """
+    """Veil the patches that were discarded; `kept` (B, K) are the indices of the others."""
     veil = torch.full((len(images), grid[0] * grid[1]), VEIL_STRENGTH).scatter(1, kept.cpu(), 0.0)
-    return lay_over(images, torch.tensor(VEIL).view(3, 1, 1), spread_over_pixels(veil, grid, _size(images)))
+    return lay_over(images, torch.tensor(VEIL).view(3, 1, 1), spread_over_pixels(veil, grid, images))
 
 
 def strongest_token(kept: Tensor, weights: Tensor, num_patches: int) -> Tensor:
-    """The aggregated token in which each patch has its largest share.
+    """The token in which each patch has its largest share, (B, N); `NO_TOKEN` for discarded patches.
 
     Args:
         kept: (B, K).
         weights: the share of each kept patch in each token, (B, A, K).
         num_patches: N.
-
-    Returns:
-        (B, N), in [0, A), or `NO_TOKEN` for discarded patches.
     """
     nowhere = torch.full((len(kept), num_patches), NO_TOKEN, device=kept.device)
     return nowhere.scatter(1, kept, weights.argmax(dim=1))
 
 
 def colour_by_token(images: Tensor, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Colour each kept patch by its token; patches that were discarded fade.
-
-    Args:
-        images: (B, 3, H, W).
-        tokens: what `strongest_token` gives, (B, N).
-        grid: rows and columns of the patches.
-    """
+    """Colour each kept patch by its token, (B, N) as from `strongest_token`; discarded patches fade."""
     palette = token_colours(int(tokens.max()) + 1)
     colours = torch.cat([palette, torch.ones(1, 3)])[tokens.cpu()]  # NO_TOKEN, -1, is the white at the end
-    planes = [spread_over_pixels(plane, grid, _size(images)) for plane in colours.unbind(dim=2)]
+    planes = [spread_over_pixels(plane, grid, images) for plane in colours.unbind(dim=2)]
     grey = (images * GREY).sum(dim=1, keepdim=True).expand_as(images)
-    return lay_over(grey, torch.cat(planes, dim=1), torch.tensor(TOKEN_STRENGTH))
+    return lay_over(grey, torch.cat(planes, dim=1), TOKEN_STRENGTH)
 
 
 def token_colours(count: int) -> Tensor:
     """Colours that can be told apart, (count, 3): hues far from each other, in two brightnesses."""
-    from matplotlib.colors import hsv_to_rgb  # late: training imports this file, and does without matplotlib
-
-    index = np.arange(count)
-    hue, strong = (index * HUE_STEP) % 1, index % 2 == 0
-    colours = hsv_to_rgb(np.stack([hue, np.where(strong, 0.9, 0.6), np.where(strong, 0.75, 1.0)], axis=1))
-    return torch.from_numpy(colours).float()
+    shades = ((0.9, 0.75), (0.6, 1.0))
+    return torch.tensor([hsv_to_rgb(index * HUE_STEP % 1, *shades[index % 2]) for index in range(count)])
 
 
 def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
@@ -130,23 +109,22 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
         images: not normalised, each (T, 3, H, W) in [0, 1].
         selection: of the same triples.
     """
-    grid, size = selection.grid, (images.rgb.shape[-2], images.rgb.shape[-1])
+    grid = selection.grid
     scores = torch.stack([scores.cpu() for scores in selection.scores])  # (3, T, N)
     low, high = float(scores.min()), float(scores.max())
 
     def views(modality: Modality) -> list[Tensor]:
         own, kept = images.of(modality), selection.kept.of(modality)
         relative = (selection.scores.of(modality).cpu() - low) / max(high - low, 1e-12)
-        score = _coloured(spread_over_pixels(relative, grid, size), SCORE_COLOURS)
+        score = _coloured(spread_over_pixels(relative, grid, own), SCORE_COLOURS)
         pictures = [own, veil_discarded(own, kept, grid), score]
         if selection.weights is not None:
             tokens = strongest_token(kept, selection.weights.of(modality), grid[0] * grid[1])
             pictures.append(colour_by_token(own, tokens, grid))
         return pictures
 
-    names = ("image", "kept", "score") if selection.weights is None else ("image", "kept", "score", "tokens")
-    ends = (f"{low:.2f}", f"{high:.2f}")
-    return Maps(_stack(views), names, SCORE_COLOURS, "score", ends)
+    names = ("image", "kept", "score", "tokens")[: 3 if selection.weights is None else 4]
+    return Maps(_stack(views), names, SCORE_COLOURS, "score", (f"{low:.2f}", f"{high:.2f}"))
 
 
 def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], grid: tuple[int, int]) -> Maps:
@@ -154,38 +132,26 @@ def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], gr
 
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].
-        rollout: each (T, N).
+        rollout: the share of each patch, each (T, N).
         grid: rows and columns of the patches.
     """
 
     def views(modality: Modality) -> list[Tensor]:
         own, shares = images.of(modality), rollout.of(modality).cpu()
         low, high = shares.amin(dim=1, keepdim=True), shares.amax(dim=1, keepdim=True)
-        relative = (shares - low) / (high - low).clamp(min=1e-12)
-        heat = spread_over_pixels(relative, grid, (own.shape[-2], own.shape[-1]), smooth=True)
-        strength = torch.tensor(ATTENTION_STRENGTH)
-        return [own, lay_over(own, _coloured(heat, ATTENTION_COLOURS), strength)]
+        heat = spread_over_pixels((shares - low) / (high - low).clamp(min=1e-12), grid, own, "bilinear")
+        return [own, lay_over(own, _coloured(heat, ATTENTION_COLOURS), ATTENTION_STRENGTH)]
 
     return Maps(_stack(views), ("image", "attention"), ATTENTION_COLOURS, "attention", ("least", "most"))
 
 
 def _coloured(values: Tensor, colours: str) -> Tensor:
     """(T, 1, H, W) in [0, 1] -> (T, 3, H, W)."""
-    from matplotlib import colormaps  # late, likewise
-
-    return torch.from_numpy(colormaps[colours](values[:, 0].numpy())[..., :3]).float().permute(0, 3, 1, 2)
+    colour_map = import_extra("matplotlib").colormaps[colours]
+    return torch.from_numpy(colour_map(values[:, 0].numpy())[..., :3]).float().permute(0, 3, 1, 2)
 
 
 def _stack(views: Callable[[Modality], list[Tensor]]) -> np.ndarray:
     """The views of each modality, V times (T, 3, H, W), as (T, 3, V, H, W, 3)."""
     pictures = torch.stack([torch.stack(views(modality)) for modality in Modality])  # (3, V, T, 3, H, W)
     return pictures.permute(2, 0, 1, 4, 5, 3).numpy()
-
-
-def lay_over(images: Tensor, colour: Tensor, strength: Tensor) -> Tensor:
-    """Mix colours into images; strength 1 covers them."""
-    return strength * colour + (1 - strength) * images
-
-
-def _size(images: Tensor) -> tuple[int, int]:
-    return images.shape[-2], images.shape[-1]

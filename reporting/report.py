@@ -1,6 +1,6 @@
 """Evaluation results → a folder that opens in a browser, from disk and without internet.
 
-docs/report.md describes the files; reporting/page/ shows them.
+docs/evaluation.md describes the files; reporting/page/ shows them.
 """
 
 from __future__ import annotations
@@ -34,30 +34,17 @@ LIST_LENGTH = 20  # gallery triples shown for a query
 
 @dataclass(frozen=True)
 class About:
-    """What the report says of the model and of the data, besides the results.
-
-    Attributes:
-        title: of the page.
-        dataset: name of the data set.
-        weights: the checkpoint.
-        config: the configuration as YAML.
-        commit: of this project.
-        camera_names: by camera id, as the data set names them.
-        scene_names: by scene id, likewise.
-        re_ranking: whether the rankings are re-ranked.
-        mean: of the normalisation of the images, one value per channel.
-        std: likewise.
-    """
+    """What the report says of the model and of the data, besides the results."""
 
     title: str
     dataset: str
-    weights: str
-    config: str
-    commit: str
-    camera_names: Sequence[str]
-    scene_names: Sequence[str]
+    weights: str  # the checkpoint
+    config: str  # as YAML
+    commit: str  # of this project
+    camera_names: Sequence[str]  # by camera id, as the data set names them
+    scene_names: Sequence[str]  # by scene id, likewise
     re_ranking: bool
-    mean: Sequence[float]
+    mean: Sequence[float]  # of the normalisation of the images, one value per channel
     std: Sequence[float]
 
 
@@ -97,7 +84,7 @@ class ReportWriter:
             self._grid, self._sources = selection.grid, source_names(selection)
             self._has_tokens = selection.weights is not None
             for row, content in enumerate(describe_selections(outputs, len(batch)), first):
-                self._folder.write_triple(row, content)
+                self._folder.write_data(f"triples/{row}", content)
 
     def finish(
         self,

@@ -42,22 +42,23 @@ def training_data(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     scores = [main_scores(epoch[split]) if split in epoch else {} for epoch in epochs]
     return {
         "split": split,
-        **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss", "accuracy")},
+        **{name: [epoch.get(name) for epoch in epochs] for name in ("epoch", "loss")},
         **{name: [found.get(name) for found in scores] for name in ("mAP", "rank_1")},
     }
 
 
 def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str, Any]:
-    """Return patterns, settings, and the scores of each combination."""
+    """Return patterns, conditions, and the scores of each combination."""
     first = next(iter(ranking.values()))
     return {
         "patterns": [{"id": pattern, "name": RETURN_PATTERNS[pattern]} for pattern in first],
-        "settings": [
-            {"id": setting, "missing": [m.value for m in MISSING_CONDITIONS[setting]]} for setting in ranking
+        "conditions": [
+            {"id": condition, "missing": [m.value for m in MISSING_CONDITIONS[condition]]}
+            for condition in ranking
         ],
         "results": [
-            {"setting": setting, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
-            for setting, by_pattern in ranking.items()
+            {"condition": condition, "pattern": pattern, **metrics.as_dict(), "cmc": _percent(metrics.cmc)}
+            for condition, by_pattern in ranking.items()
             for pattern, metrics in by_pattern.items()
         ],
     }

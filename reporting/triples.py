@@ -28,16 +28,7 @@ def thumbnail_size(height: int, width: int) -> tuple[int, int]:
 def make_strips(
     images: PerModality[Tensor], mean: Sequence[float], std: Sequence[float]
 ) -> list[Image.Image]:
-    """The triples of a batch as pictures: the three modalities side by side.
-
-    Args:
-        images: normalised, each (B, 3, H, W).
-        mean: of the normalisation, one value per channel.
-        std: likewise.
-
-    Returns:
-        B pictures.
-    """
+    """B pictures of normalised images, each (B, 3, H, W): the modalities side by side."""
     wide = torch.cat([denormalise(image, mean, std) for image in images], dim=3)  # (B, 3, H, 3W)
     height, width = thumbnail_size(*images.rgb.shape[-2:])
     small = F.interpolate(wide, (height, len(Modality) * width), mode="bilinear", antialias=True)
@@ -57,20 +48,15 @@ def source_names(selection: Selection) -> dict[str, list[str]]:
 
 
 def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[dict[str, Any]]:
-    """For each triple of a batch, by missing-modality setting and modality: kept patches, scores, weights.
+    """For each of the `count` triples of a batch, by condition and modality: kept patches, scores, weights.
 
-    Args:
-        outputs: by setting, all with a selection.
-        count: B.
-
-    Returns:
-        B plain dictionaries; the numbers are coded in bytes.
+    Numbers are coded in bytes. Every output must have a selection.
     """
-    settings: dict[str, list[dict[str, Any]]] = {}
-    for setting, output in outputs.items():
+    described: dict[str, list[dict[str, Any]]] = {}
+    for condition, output in outputs.items():
         assert output.selection is not None
-        settings[setting] = _describe(output.selection)
-    return [{setting: triples[row] for setting, triples in settings.items()} for row in range(count)]
+        described[condition] = _describe(output.selection)
+    return [{condition: triples[row] for condition, triples in described.items()} for row in range(count)]
 
 
 def _describe(selection: Selection) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ GAP = 4  # pixels between two images
 
 
 def spread_evenly(available: int, wanted: int) -> list[int]:
-    """Up to `wanted` places in [0, available), from the first to the last, each once."""
+    """Up to `wanted` different rows in [0, available), from the first to the last."""
     return np.unique(np.linspace(0, available - 1, min(wanted, available)).astype(int)).tolist()
 
 
@@ -31,13 +31,9 @@ def read_triples(loader: DataLoader[Any], rows: Sequence[int]) -> ModalBatch:
 
 
 class SelectionWatch:
-    """Draws which patches of a fixed batch a model keeps. The model stays as it is, and nothing is random.
+    """Draws which patches of a fixed batch, on the model's device, the model keeps.
 
-    Args:
-        model: makes a `ModelOutput` with a selection of a batch.
-        batch: on the model's device.
-        mean: of the normalisation of the images, one value per channel.
-        std: likewise.
+    The model stays as it is, and nothing is random. `mean` and `std` are those of the normalisation.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ import difflib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -32,12 +32,15 @@ from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
 from evaluation.build import find_conditions, make_evaluate
 from modeling.attention import attention_rollout
-from reporting.figures import RankCell, draw_maps, draw_ranks
+from reporting.extra import import_extra
+from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
-from reporting.plane import ENDINGS, figure_files
 from reporting.watch import read_triples, spread_evenly
 from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality, UserError
 from trained import find_weights, load_trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +165,7 @@ def rank_cells(
     return [
         RankCell(query, f"id {ids[0]}"),
         *(
-            RankCell(pictures, f"id {person} · {distance:.2f}", is_right=person == ids[0])
+            RankCell(pictures, f"id {person} · {distance:.2f}", is_positive=person == ids[0])
             for pictures, person, distance in zip(others, ids[1:], distances, strict=False)
         ),
     ]
@@ -179,6 +182,7 @@ def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, choose the queries, and draw."""
     args = parse_arguments(argv)
+    import_extra("matplotlib")  # if it is missing, say so before the model runs
     remedy = "there is nothing to draw without weights; add --weights runs/…/best.pth"
     weights = args.weights or find_weights(args.config_file, args.overrides, remedy)
     setup_log()

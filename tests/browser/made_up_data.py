@@ -46,7 +46,7 @@ def make_patches(rng: np.random.Generator, *, learned: bool = True) -> dict[str,
 def make_ranking(
     features: np.ndarray, person: np.ndarray, camera: np.ndarray, queries: np.ndarray
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """The content of one ranking file, and right or wrong in the order of rank, (Q, N)."""
+    """The content of one ranking file, and positive or negative in the order of rank, (Q, N)."""
     squares = (features**2).sum(axis=1)
     products = features[queries] @ features.T
     distances = np.sqrt(np.maximum(squares[queries, None] + squares - 2 * products, 0))
@@ -72,11 +72,11 @@ def make_ranking(
     return ranking, right
 
 
-def make_result(setting: str, pattern: int, ranking: dict[str, Any], right: np.ndarray) -> dict[str, Any]:
+def make_result(condition: str, pattern: int, ranking: dict[str, Any], right: np.ndarray) -> dict[str, Any]:
     scored = right.any(axis=1)
     cmc = 100 * np.maximum.accumulate(right[scored], axis=1).mean(axis=0)
     return {
-        "setting": setting,
+        "condition": condition,
         "pattern": pattern,
         "mAP": float(np.mean([ap for ap in ranking["ap"] if ap is not None])),
         "mINP": float(np.mean([inp for inp in ranking["inp"] if inp is not None])),

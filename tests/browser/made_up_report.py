@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 PAGE = Path(__file__).parents[2] / "reporting" / "page"
 MODALITIES = ("RGB", "NI", "TI")
 PATTERNS = {1: "original", 2: "fused", 3: "original + fused"}
-SETTINGS: dict[str, tuple[str, ...]] = {
+CONDITIONS: dict[str, tuple[str, ...]] = {
     "complete": (),
     **{"".join(m[0].lower() for m in lost): lost for n in (1, 2) for lost in combinations(MODALITIES, n)},
 }
@@ -42,7 +42,6 @@ FULL_FACTS: dict[str, Any] = {
     "title": "DeMo_SDTPS on RGBNT201",
     "weights": "/home/somebody/a/rather/long/path/to/runs/RGBNT201/DeMo_SDTPS/best.pth",
     "commit": "626156c",
-    "software": "Python 3.11, torch 2.9.0, timm 1.0.22, CPU",
     "config": "MODEL:\n  NAME: DeMo_SDTPS\n  USE_SDTPS: true\nTEST:\n  MISS: none\n",
     "dataset": "RGBNT201",
     "protocol": "camera",
@@ -50,7 +49,7 @@ FULL_FACTS: dict[str, Any] = {
     "grid": list(GRID),
     "sources": {m: ["learned", f"own: {m}", *(o for o in MODALITIES if o != m)] for m in MODALITIES},
     "patterns": [{"id": number, "name": name} for number, name in PATTERNS.items()],
-    "settings": [{"id": name, "missing": list(lost)} for name, lost in SETTINGS.items()],
+    "conditions": [{"id": name, "missing": list(lost)} for name, lost in CONDITIONS.items()],
     "controls": [
         {"name": "untrained", "mAP": 9.4, "mINP": 3.1, "rank_1": 7.9, "rank_5": 21.3, "rank_10": 33.0},
         {"name": "mean colour", "mAP": 21.7, "rank_1": 25.4, "rank_5": 44.6, "rank_10": 55.1},
@@ -77,7 +76,6 @@ MINIMAL_FACTS: dict[str, Any] = {
     "title": "Baseline on <b>Mini & Co</b>",
     "weights": "best.pth",
     "commit": "0000000",
-    "software": "",
     "config": "A: <script>alert(1)</script>",
     "dataset": "Mini",
     "protocol": "scene",
@@ -85,7 +83,7 @@ MINIMAL_FACTS: dict[str, Any] = {
     "grid": None,
     "sources": None,
     "patterns": [{"id": 1, "name": "original"}],
-    "settings": [{"id": "complete", "missing": []}],
+    "conditions": [{"id": "complete", "missing": []}],
     "controls": [],
     "selection": None,
     "training": None,
@@ -102,7 +100,7 @@ class MadeUpReport:
     Attributes:
         folder: holds index.html.
         summary: the content of data/summary.js.
-        rankings: the content of the ranking files, by setting and pattern.
+        rankings: the content of the ranking files, by condition and pattern.
         patches: the content of the patch files; triple r has entry r modulo their number.
     """
 
@@ -112,12 +110,12 @@ class MadeUpReport:
     patches: list[dict[str, Any]] = field(default_factory=list)
 
     def triple(self, row: int) -> dict[str, Any]:
-        """The patch data of one triple, by setting and modality."""
+        """The patch data of one triple, by condition and modality."""
         return self.patches[row % len(self.patches)]
 
-    def hardest_first(self, setting: str, pattern: int) -> list[int]:
+    def hardest_first(self, condition: str, pattern: int) -> list[int]:
         """The rows of the queries by ascending AP, skipped ones last."""
-        ap = self.rankings[setting, pattern]["ap"]
+        ap = self.rankings[condition, pattern]["ap"]
         order = sorted(range(len(ap)), key=lambda place: (ap[place] is None, ap[place] or 0.0, place))
         return [self.summary["queries"][place] for place in order]
 
@@ -169,15 +167,15 @@ def _finish(report: MadeUpReport, person: np.ndarray) -> MadeUpReport:
     data = report.folder / "data"
     data.mkdir()
     _write_data(data / "summary.js", "summary", json.dumps(report.summary))
-    for (setting, pattern), ranking in report.rankings.items():
-        name = f"ranking_{setting}_{pattern}"
+    for (condition, pattern), ranking in report.rankings.items():
+        name = f"ranking_{condition}_{pattern}"
         _write_data(data / f"{name}.js", name, json.dumps(ranking))
     _write_images(report.folder / "images", person)
     if report.patches:
         (data / "triples").mkdir()
         texts = [json.dumps(patches) for patches in report.patches]
         for row in range(len(person)):
-            _write_data(data / "triples" / f"{row}.js", f"triple_{row}", texts[row % len(texts)])
+            _write_data(data / "triples" / f"{row}.js", f"triples/{row}", texts[row % len(texts)])
     return report
 
 
@@ -188,14 +186,14 @@ def _columns(
     return {"names": names, **{key: column.tolist() for key, column in columns.items()}}
 
 
-def _noise(setting: str, pattern: int) -> float:
-    return {1: 0.62, 2: 0.55, 3: 0.5}[pattern] + 0.14 * len(SETTINGS[setting])
+def _noise(condition: str, pattern: int) -> float:
+    return {1: 0.62, 2: 0.55, 3: 0.5}[pattern] + 0.14 * len(CONDITIONS[condition])
 
 
 def write_full_report(
     folder: Path, *, triples: int = 836, identities: int = 30, seed: int = 0, learned: bool = True
 ) -> MadeUpReport:
-    """A report of RGBNT201's size: 3 patterns, 7 settings, patch data for every triple.
+    """A report of RGBNT201's size: 3 patterns, 7 conditions, patch data for every triple.
 
     Without `learned`, as with a beta of 0.5, the learned source has no weight and is left out.
     """
@@ -205,12 +203,12 @@ def write_full_report(
     centres = rng.standard_normal((identities, 12))[person - 258]
     queries = np.arange(triples)
     rankings, results = {}, []
-    for setting in SETTINGS:
+    for condition in CONDITIONS:
         for pattern in PATTERNS:
-            noise = _noise(setting, pattern) * (1 + rng.random((triples, 1)))
+            noise = _noise(condition, pattern) * (1 + rng.random((triples, 1)))
             features = centres + 0.4 * camera[:, None] + noise * rng.standard_normal(centres.shape)
-            rankings[setting, pattern], right = make_ranking(features, person, camera, queries)
-            results.append(make_result(setting, pattern, rankings[setting, pattern], right))
+            rankings[condition, pattern], right = make_ranking(features, person, camera, queries)
+            results.append(make_result(condition, pattern, rankings[condition, pattern], right))
     maps = {}
     for pattern in PATTERNS:
         plane = 30 * rng.standard_normal((identities, 2))[person - 258] + 3 * rng.standard_normal(
@@ -232,14 +230,14 @@ def write_full_report(
         "feature_map": maps,
     }
     patches = [
-        {name: {m: make_patches(rng, learned=learned) for m in MODALITIES} for name in SETTINGS}
+        {name: {m: make_patches(rng, learned=learned) for m in MODALITIES} for name in CONDITIONS}
         for _ in range(PATCH_VARIANTS)
     ]
     return _finish(MadeUpReport(folder, summary, rankings, patches), person)
 
 
 def write_minimal_report(folder: Path) -> MadeUpReport:
-    """What a report may lack: selection, training, controls, map; one pattern and setting; a skipped query.
+    """What a report may lack: selection, training, controls, map; one pattern and condition; a skipped query.
 
     Query and gallery differ: rows 0 to 3 are queries, and the names are hostile to careless pages.
     """

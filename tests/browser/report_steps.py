@@ -19,9 +19,9 @@ def shown_ranking(page: webdriver.Chrome) -> list[int]:
     return numbers(page, "#hits .hit", "row")
 
 
-def expected_ranking(report: MadeUpReport, setting: str, pattern: int, query: int) -> list[int]:
-    """The rows that the page must show: the listed ones, and the first right match if it lies beyond."""
-    ranking = report.rankings[setting, pattern]
+def expected_ranking(report: MadeUpReport, condition: str, pattern: int, query: int) -> list[int]:
+    """The rows that the page must show: the listed ones, and the first positive if it lies beyond."""
+    ranking = report.rankings[condition, pattern]
     match = ranking["match"][query]
     beyond = [match[1]] if match and match[0] > len(ranking["rows"][query]) else []
     return ranking["rows"][query] + beyond

@@ -44,7 +44,7 @@ def test_overlay_of_kept_patches(page: webdriver.Chrome, full_report: MadeUpRepo
     assert [p for p, value in enumerate(alpha) if value == 0] == full_report.triple(row)["complete"]["NI"][
         "kept"
     ]
-    page.execute_script("REPORT.state.set({ setting: 't' })")
+    page.execute_script("REPORT.state.set({ condition: 't' })")
     wait_until(page, lambda: page.find_elements(By.CSS_SELECTOR, "#query .missing"))
     wait_for_overlay(page, "kept")
     assert not page.find_elements(By.CSS_SELECTOR, "#query [data-modality='TI'] canvas")

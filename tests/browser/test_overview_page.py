@@ -2,7 +2,7 @@
 
 import pytest
 from browser_page import find, numbers, open_report, resize, state_of, texts
-from made_up_report import SETTINGS, MadeUpReport
+from made_up_report import CONDITIONS, MadeUpReport
 from report_steps import shown_query
 from selenium import webdriver
 from selenium.webdriver.common.by import By
@@ -67,15 +67,15 @@ def test_colours_of_camera_pairs_have_a_scale(page: webdriver.Chrome, full_repor
     assert scale == f"linear-gradient(to right, {lowest}, {highest})"
 
 
-def test_overview_shows_the_results_of_the_setting(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder)
-    for setting in ("complete", "rt"):
-        Select(find(page, "#setting-switch")).select_by_value(setting)
-        for result in (r for r in full_report.summary["results"] if r["setting"] == setting):
+    for condition in ("complete", "rt"):
+        Select(find(page, "#condition-switch")).select_by_value(condition)
+        for result in (r for r in full_report.summary["results"] if r["condition"] == condition):
             cells = texts(page, f"#result-table tr[data-pattern='{result['pattern']}'] td")
             expected = [result[key] for key in ("mAP", "mINP", "rank_1", "rank_5", "rank_10")]
             assert cells == [f"{value:.1f}" for value in expected]
-    assert len(texts(page, "#missing-table tbody tr")) == len(SETTINGS)
+    assert len(texts(page, "#missing-table tbody tr")) == len(CONDITIONS)
     assert texts(page, "#missing-table tr.current th") == ["without RGB, TI"]
     assert len(page.find_elements(By.CSS_SELECTOR, "#card-cmc path, #card-training path")) == 3 + 3
 

@@ -44,7 +44,7 @@ def test_model_without_selection_and_training(driver: webdriver.Chrome, report: 
         in find(driver, ".masthead").text
     )
     assert "re-ranking" in find(driver, ".masthead").text
-    assert not driver.find_elements(By.ID, "setting-switch")
+    assert not driver.find_elements(By.ID, "condition-switch")
     assert not driver.find_elements(By.CSS_SELECTOR, "#switches button")
     ActionChains(driver).send_keys("2omp[]?").perform()
     assert find(driver, "#help").is_displayed()
@@ -70,7 +70,7 @@ def test_skipped_query_is_listed_last_and_said(driver: webdriver.Chrome, report:
     assert numbers(driver, ".query-row", "row")[-1] == 3
     assert "not scored" in find(driver, "#query").text
     assert "skipped" in find(driver, "#query-3").text
-    assert "1 without a right match skipped" in texts(driver, "#card-results .note")[0]
+    assert "1 without a positive skipped" in texts(driver, "#card-results .note")[0]
     no_console_errors(driver)
 
 

@@ -36,7 +36,7 @@ def test_click_on_a_query_shows_its_ranking(page: webdriver.Chrome, full_report:
     assert distances == [f"{distance:.3f}" for distance in ranking["distances"][query]]
 
 
-def test_right_and_wrong_are_marked_by_sign(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+def test_positives_and_negatives_have_a_sign(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     query = full_report.hardest_first("complete", 3)[400]
     open_report(page, full_report.folder, f"#tab=ranks&query={query}")
     person = full_report.summary["triples"]["person"]
@@ -46,7 +46,7 @@ def test_right_and_wrong_are_marked_by_sign(page: webdriver.Chrome, full_report:
     assert {"✓", "✗"} == set(expected)
 
 
-def test_first_right_match_beyond_the_list_follows_a_gap(
+def test_first_positive_beyond_the_list_follows_a_gap(
     page: webdriver.Chrome, full_report: MadeUpReport
 ) -> None:
     ranking = full_report.rankings["complete", 3]
@@ -54,17 +54,17 @@ def test_first_right_match_beyond_the_list_follows_a_gap(
     open_report(page, full_report.folder, f"#tab=ranks&query={query}")
     rank = ranking["match"][query][0]
     assert numbers(page, "#hits .hit", "rank") == [*range(1, 21), rank]
-    assert f"{rank - 21} more wrong" in find(page, "#hits .gap").text
+    assert f"{rank - 21} more negative" in find(page, "#hits .gap").text
 
 
-def test_pattern_and_setting_switch_the_ranking(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+def test_pattern_and_condition_switch_the_ranking(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     query = 77
     open_report(page, full_report.folder, f"#tab=ranks&query={query}")
     seen = [shown_ranking(page)]
     find(page, "#pattern-switch button[data-value='1']").click()
     wait_until(page, lambda: shown_ranking(page) == expected_ranking(full_report, "complete", 1, query))
     seen.append(shown_ranking(page))
-    Select(find(page, "#setting-switch")).select_by_value("n")
+    Select(find(page, "#condition-switch")).select_by_value("n")
     wait_until(page, lambda: shown_ranking(page) == expected_ranking(full_report, "n", 1, query))
     seen.append(shown_ranking(page))
     assert seen[0] != seen[1] != seen[2]
@@ -128,7 +128,7 @@ def test_keyboard(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     press(page, "p")
     assert state_of(page)["pattern"] == 1
     press(page, "m", "o")
-    assert {"setting": "r", "overlay": "kept", "tab": "ranks"}.items() <= state_of(page).items()
+    assert {"condition": "r", "overlay": "kept", "tab": "ranks"}.items() <= state_of(page).items()
     press(page, "o", "]")
     assert {"overlay": "scores", "source": 1}.items() <= state_of(page).items()
     press(page, "/", "j", "p")  # typed, not obeyed
@@ -151,7 +151,7 @@ def test_address_restores_the_state(page: webdriver.Chrome, full_report: MadeUpR
     Select(find(page, "#filter-camera")).select_by_value("2")
     find(page, "#filter-text").send_keys("cam2")
     find(page, "#pattern-switch button[data-value='2']").click()
-    Select(find(page, "#setting-switch")).select_by_value("t")
+    Select(find(page, "#condition-switch")).select_by_value("t")
     find(page, "#overlay-control button[data-value='tokens']").click()
     wait_for_overlay(page, "tokens")
     press(page, "]", "]", "]")
@@ -169,12 +169,12 @@ def test_nonsense_in_the_address_is_ignored(page: webdriver.Chrome, full_report:
     open_report(
         page,
         full_report.folder,
-        "#tab=x&query=99999&pattern=7&setting=zzz&overlay=<b>&token=-1&camera=9&sort=",
+        "#tab=x&query=99999&pattern=7&condition=zzz&overlay=<b>&token=-1&camera=9&sort=",
     )
     defaults = {
         "tab": "overview",
         "pattern": 3,
-        "setting": "complete",
+        "condition": "complete",
         "overlay": "off",
         "token": 0,
         "camera": "",
@@ -193,7 +193,7 @@ def test_missing_ranking_is_said(driver: webdriver.Chrome, full_report: MadeUpRe
     lost = full_report.folder / "data" / "ranking_nt_2.js"
     hidden = Path(lost.rename(lost.with_suffix(".away")))
     try:
-        open_report(driver, full_report.folder, "#tab=ranks&setting=nt&pattern=2")
+        open_report(driver, full_report.folder, "#tab=ranks&condition=nt&pattern=2")
         assert "data/ranking_nt_2.js is missing" in find(driver, "#pane-body").text
         press(driver, "p")
         wait_until(driver, lambda: len(shown_ranking(driver)) >= 20)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.browser
 
 
 def write_report(folder: Path, settings: list[str]) -> Path:
-    """Train two epochs on the miniature, evaluate all settings, and report."""
+    """Train two epochs on the miniature, evaluate all conditions, and report."""
     run, report = folder / "run", folder / "report"
     train_entry.main(["--config_file", str(SMALL_MODEL), *settings, "OUTPUT_DIR", str(run)])
     arguments = ["--config_file", str(run / "config.yml"), "--missing", "all", "--report", str(report)]
@@ -60,7 +60,7 @@ def test_query_pattern_overlay_filter(page: webdriver.Chrome, report: Path) -> N
     for overlay in ("kept", "scores", "tokens"):
         find(page, f"#overlay-control button[data-value='{overlay}']").click()
         wait_for_overlay(page, overlay)
-    page.execute_script("REPORT.state.set({ setting: 'r' })")
+    page.execute_script("REPORT.state.set({ condition: 'r' })")
     wait_until(page, lambda: len(texts(page, "#query .missing")) == 1)
     wait_for_overlay(page, "tokens")
 

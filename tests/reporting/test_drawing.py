@@ -14,23 +14,26 @@ from matplotlib.patches import Rectangle
 
 from reporting.figures import (
     EDGE,
+    ENDINGS,
     MIN_SIDE,
+    NEGATIVE,
     PAGE_HEIGHT,
+    POSITIVE,
     SPACE,
     RankCell,
     arrange_maps,
     arrange_ranks,
     draw_maps,
     draw_ranks,
+    figure_files,
 )
 from reporting.pictures import Maps
-from reporting.plane import ENDINGS, RIGHT, WRONG, figure_files
 
 PERSON, VEHICLE = (8, 4), (4, 8)  # height and width of images
 
 
-def cell(is_right: bool | None, caption: str = "", size: tuple[int, int] = PERSON) -> RankCell:
-    return RankCell(np.full((3, *size, 3), 0.5), caption, is_right)
+def cell(is_positive: bool | None, caption: str = "", size: tuple[int, int] = PERSON) -> RankCell:
+    return RankCell(np.full((3, *size, 3), 0.5), caption, is_positive)
 
 
 def maps_of(num_triples: int, size: tuple[int, int] = PERSON) -> Maps:
@@ -65,14 +68,14 @@ def test_triples_are_stacked_where_that_fits_on_a_page() -> None:
         assert height <= PAGE_HEIGHT
 
 
-def test_right_and_wrong_differ_in_colour_and_in_line() -> None:
+def test_positives_and_negatives_differ_in_colour_and_in_line() -> None:
     lists = [
         [cell(None, "id 1"), cell(True, "id 1 · 0.20"), cell(False, "id 2 · 0.30")],
         [cell(None, "id 2"), cell(False, "id 1 · 0.10")],  # a gallery that ended early
     ]
     figure = draw_ranks(lists, width=7.0)
     drawn = [(to_hex(frame.get_edgecolor()).upper(), frame.get_linestyle()) for frame in frames(figure)]
-    assert [colour for colour, _ in drawn] == [RIGHT, WRONG, WRONG]
+    assert [colour for colour, _ in drawn] == [POSITIVE, NEGATIVE, NEGATIVE]
     assert drawn[0][1] != drawn[1][1] == drawn[2][1]
     assert len(figure.axes[0].images) == 3 * 5
     assert {"query", "1", "2", "RGB", "NI", "TI", "id 1 · 0.20", "id 2 · 0.30"} <= set(texts(figure))

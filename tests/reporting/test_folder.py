@@ -25,7 +25,7 @@ def write_report(path: Path, text: str, rows: int = 3) -> None:
     report = ReportFolder(path)
     for row in range(rows):
         report.write_image(row, Image.new("RGB", (4, 4)))
-        report.write_triple(row, {})
+        report.write_data(f"triples/{row}", {})
     report.write_data("summary", {"text": text})
     assert report.publish() == path / "index.html"
 

@@ -32,7 +32,7 @@ def test_denormalise_undoes_the_normalisation() -> None:
 
 
 def test_each_pixel_has_the_value_of_its_patch() -> None:
-    pixels = spread_over_pixels(torch.arange(6.0)[None], GRID, SIZE)
+    pixels = spread_over_pixels(torch.arange(6.0)[None], GRID, torch.empty(1, 3, *SIZE))
     expected = [[0, 0, 1, 1, 2, 2], [0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5], [3, 3, 4, 4, 5, 5]]
     assert pixels[0, 0].tolist() == expected
 

@@ -128,9 +128,9 @@ class Written:
     def data(self, name: str) -> Any:
         """The content of a data file, which must be one call of REPORT.receive with its own name."""
         text = (self.folder / "data" / f"{name}.js").read_text("ascii")
-        match = re.fullmatch(r'REPORT\.receive\("([a-z_0-9]+)",(.*)\);\n', text)
+        match = re.fullmatch(r'REPORT\.receive\("([a-z_0-9/]+)",(.*)\);\n', text)
         assert match is not None
-        assert match[1] == name.replace("triples/", "triple_")
+        assert match[1] == name
 
         def refuse(constant: str) -> None:
             raise AssertionError(f"{constant} is not JSON")
@@ -179,7 +179,7 @@ def test_the_summary(written: Written) -> None:
     assert summary["has_tokens"] is True
     assert summary["sources"]["NI"] == ["learned", "own: NI", "RGB", "TI"]
     assert [pattern["name"] for pattern in summary["patterns"]] == ["original", "fused", "original + fused"]
-    assert summary["settings"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
+    assert summary["conditions"][5] == {"id": "rt", "missing": ["RGB", "TI"]}
     assert summary["triples"]["names"][0] == '<b>"0".jpg'
     assert summary["triples"]["camera"][:3] == ["one", "two", "one"]
     assert set(summary["triples"]["scene"]) == {"7"}
@@ -193,7 +193,7 @@ def test_the_summary(written: Written) -> None:
     assert all(len(points["x"]) == NUM_TRIPLES for points in summary["feature_map"].values())
     assert len(summary["results"]) == 21
     for row in summary["results"]:
-        metrics = written.results[row["setting"]].ranking[row["pattern"]]
+        metrics = written.results[row["condition"]].ranking[row["pattern"]]
         assert row["mAP"] == pytest.approx(100 * metrics.mean_ap)
         assert row["cmc"][0] == pytest.approx(row["rank_1"], abs=0.01)
 

@@ -45,7 +45,7 @@ def test_all_figures_are_written_and_named_in_the_log(
     assert "glyph" not in log  # matplotlib's font library talks a lot
 
 
-def test_lists_show_the_nearest_triples_and_mark_the_right_ones(
+def test_lists_show_the_nearest_triples_and_mark_the_positives(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gallery without the query's own camera, nearest first; the last query of the miniature."""
@@ -63,13 +63,13 @@ def test_lists_show_the_nearest_triples_and_mark_the_right_ones(
     }
     (cells,) = drawn
     query, found = cells[0], cells[1:]
-    assert (query.caption, query.is_right) == ("id 12", None)
+    assert (query.caption, query.is_positive) == ("id 12", None)
     assert len(found) == 14  # 16 triples, two of them of the same identity and camera
-    assert sum(bool(cell.is_right) for cell in found) == 2
+    assert sum(bool(cell.is_positive) for cell in found) == 2
     distances = []
     for cell in found:
         person, distance = cell.caption.removeprefix("id ").split(" · ")
-        assert cell.is_right == (person == "12")
+        assert cell.is_positive == (person == "12")
         distances.append(float(distance))
     assert distances == sorted(distances)
     assert query.pictures.shape == (3, 128, 64, 3)

@@ -1,28 +1,29 @@
 "use strict";
 
-/** Small charts as SVG, drawn at the width of their place. */
+/** Small charts as SVG, drawn at the width that they have. */
 (function () {
-  const { element, svg } = REPORT.dom;
+  const { h, svg } = REPORT.dom;
   const MARGIN = { left: 40, right: 14, top: 8, bottom: 34 };
-  const HIDDEN_WIDTH = 520; // while the place is not shown, for example before printing
+  const HIDDEN_WIDTH = 520; // while the chart is not shown, for example before printing
   const PRINT_WIDTH = 330; // about half a page, so that the text keeps its size on paper
   const LINE_HEIGHT = 232;
+  const BOTTOM = LINE_HEIGHT - MARGIN.bottom;
 
   /** Draws now and whenever the width changes. */
   function responsive(draw) {
-    const place = element("div", { class: "chart" });
+    const holder = h("div.chart");
     let width = 0;
     const redraw = (wanted) => {
       if (wanted === width) return;
       width = wanted;
-      place.replaceChildren(...draw(width));
+      holder.replaceChildren(...draw(width));
     };
-    const fit = () => redraw(Math.round(place.clientWidth) || width || HIDDEN_WIDTH);
-    new ResizeObserver(fit).observe(place);
-    window.addEventListener("beforeprint", () => place.isConnected && redraw(PRINT_WIDTH));
-    window.addEventListener("afterprint", () => place.isConnected && fit());
+    const fit = () => redraw(Math.round(holder.clientWidth) || width || HIDDEN_WIDTH);
+    new ResizeObserver(fit).observe(holder);
+    window.addEventListener("beforeprint", () => holder.isConnected && redraw(PRINT_WIDTH));
+    window.addEventListener("afterprint", () => holder.isConnected && fit());
     fit();
-    return place;
+    return holder;
   }
 
   /** Round numbers that cover [low, high] in about `wanted` steps. */
@@ -40,180 +41,91 @@
     (value) =>
       from + ((value - low) / (high - low || 1)) * (to - from);
 
-  function frame({ width, x, y, xTicks, yTicks, xLabel, yFormat }) {
-    const bottom = LINE_HEIGHT - MARGIN.bottom;
-    const rows = yTicks.map((value) =>
-      svg(
-        "g",
-        {},
-        svg("line", {
-          class: "grid-line",
-          x1: MARGIN.left,
-          x2: width - MARGIN.right,
-          y1: y(value),
-          y2: y(value),
-        }),
-        svg("text", { "x": MARGIN.left - 7, "y": y(value) + 4, "text-anchor": "end" }, yFormat(value)),
-      ),
-    );
-    const columns = xTicks.map((value) =>
-      svg("text", { "x": x(value), "y": bottom + 15, "text-anchor": "middle" }, String(value)),
-    );
-    const label = svg(
-      "text",
-      {
-        "class": "axis-label",
-        "x": (MARGIN.left + width - MARGIN.right) / 2,
-        "y": LINE_HEIGHT - 4,
-        "text-anchor": "middle",
-      },
-      xLabel,
-    );
-    return [...rows, ...columns, label];
+  const label = (text, x, y, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
+
+  function frame({ width, x, y, xTicks, yTicks, xLabel }) {
+    const [x1, x2] = [MARGIN.left, width - MARGIN.right];
+    return [
+      yTicks.map((value) => svg("line", { class: "grid-line", x1, x2, y1: y(value), y2: y(value) })),
+      yTicks.map((value) => label(String(value), x1 - 7, y(value) + 4, "end")),
+      xTicks.map((value) => label(String(value), x(value), BOTTOM + 15, "middle")),
+      label(xLabel, (x1 + x2) / 2, LINE_HEIGHT - 4, "middle"),
+    ];
   }
 
-  function curve({ points, colour, dash, strong, dots }, x, y) {
+  const strokeOf = ({ colour, dash, strong }) => ({
+    "stroke": colour,
+    "stroke-width": strong ? 2.6 : 1.8,
+    "stroke-dasharray": dash,
+  });
+
+  function curve(series, x, y) {
+    const { points, colour, dots } = series;
     const path = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
-    const line = svg("path", {
-      "d": path,
-      "fill": "none",
-      "stroke": colour,
-      "stroke-width": strong ? 2.5 : 1.6,
-      "stroke-dasharray": dash,
-      "stroke-linejoin": "round",
-    });
-    const marks = dots
-      ? points.map(([a, b]) => svg("circle", { cx: x(a), cy: y(b), r: 2.6, fill: colour }))
-      : [];
-    return svg("g", {}, line, marks);
+    const line = svg("path", { d: path, ...strokeOf(series) });
+    const marks = points.map(([a, b]) => svg("circle", { cx: x(a), cy: y(b), r: 2.6, fill: colour }));
+    return svg("g", line, dots && marks);
   }
 
-  function keyLine({ colour, dash, strong }) {
-    return svg(
-      "svg",
-      { width: 22, height: 8, class: "key" },
-      svg("line", {
-        "x1": 0,
-        "x2": 22,
-        "y1": 4,
-        "y2": 4,
-        "stroke": colour,
-        "stroke-width": strong ? 3 : 2,
-        "stroke-dasharray": dash,
-      }),
-    );
+  function keyLine(series) {
+    const line = svg("line", { x1: 0, x2: 22, y1: 4, y2: 4, ...strokeOf(series) });
+    return svg("svg", { width: 22, height: 8 }, line);
   }
 
   /** A line under the pointer, with the values at it written into the legend. */
-  function attachReadout(picture, { series, values, x, xName, valueFormat }) {
-    const guide = svg("line", {
-      class: "guide",
-      y1: MARGIN.top,
-      y2: LINE_HEIGHT - MARGIN.bottom,
-      visibility: "hidden",
-    });
-    const places = [...new Set(series.flatMap(({ points }) => points.map(([a]) => a)))];
+  function attachReadout(picture, legend, { series, x, xLabel, valueFormat }) {
+    const guide = svg("line", { class: "guide", y1: MARGIN.top, y2: BOTTOM, visibility: "hidden" });
+    const values = [...legend.querySelectorAll("b")];
+    const positions = [...new Set(series.flatMap(({ points }) => points.map(([a]) => a)))];
     picture.append(guide);
     picture.addEventListener("pointermove", (event) => {
       const at = event.clientX - picture.getBoundingClientRect().left;
-      const nearest = places.reduce(
-        (best, a) => (Math.abs(x(a) - at) < Math.abs(x(best) - at) ? a : best),
-        places[0],
+      const nearest = positions.reduce((best, a) =>
+        Math.abs(x(a) - at) < Math.abs(x(best) - at) ? a : best,
       );
-      guide.setAttribute("x1", x(nearest));
-      guide.setAttribute("x2", x(nearest));
-      guide.setAttribute("visibility", "visible");
+      for (const [name, value] of Object.entries({ x1: x(nearest), x2: x(nearest), visibility: "visible" }))
+        guide.setAttribute(name, value);
       values.forEach((node, i) => {
         const hit = series[i].points.find(([a]) => a === nearest);
         node.textContent = hit ? ` ${valueFormat(hit[1])}` : "";
       });
-      values[0].parentNode.parentNode.dataset.at = `${xName} ${nearest}`;
+      legend.dataset.at = `${xLabel} ${nearest}`;
     });
     picture.addEventListener("pointerleave", () => {
       guide.setAttribute("visibility", "hidden");
       values.forEach((node) => (node.textContent = ""));
-      delete values[0].parentNode.parentNode.dataset.at;
+      delete legend.dataset.at;
     });
   }
 
   /**
    * Curves over a common axis.
-   * @param {Object} chart series: [{name, colour, dash, strong, dots, points: [[x, y]]}];
-   *     xLabel, xName, label,
-   *     yDomain, xTicks (made from the data if absent), yFormat, valueFormat.
+   * @param {Object} chart series: [{name, colour, dash, strong, dots, points: [[x, y]]}]; xLabel, title,
+   *     yDomain and xTicks (made from the data if absent), valueFormat.
    */
-  function lines({
-    series: given,
-    xLabel,
-    xName,
-    label,
-    yDomain,
-    xTicks,
-    yFormat = String,
-    valueFormat = String,
-  }) {
+  function lines({ series: given, xLabel, title, yDomain, xTicks, valueFormat }) {
     const series = given.filter(({ points }) => points.length);
-    if (!series.length) return element("p", { class: "empty" }, "no values");
+    if (!series.length) return h("p.muted", "no values");
+    const all = series.flatMap(({ points }) => points);
+    const range = (values) => [Math.min(...values), Math.max(...values)];
+    const yTicks = ticks(...(yDomain || range(all.map(([, b]) => b))));
+    const [low, high] = range(all.map(([a]) => a));
+    const marks = (xTicks || ticks(low, high, 6)).filter((value) => value >= low && value <= high);
     return responsive((width) => {
-      const all = series.flatMap(({ points }) => points);
-      const xs = all.map(([a]) => a);
-      const ys = all.map(([, b]) => b);
-      const yTicks = ticks(...(yDomain || [Math.min(...ys), Math.max(...ys)]));
-      const low = Math.min(...xs);
-      const high = Math.max(...xs);
       const x = scale([low, high], [MARGIN.left + 4, width - MARGIN.right]);
-      const y = scale([yTicks[0], yTicks[yTicks.length - 1]], [LINE_HEIGHT - MARGIN.bottom, MARGIN.top]);
-      const marks = (xTicks || ticks(low, high, 6)).filter((value) => value >= low && value <= high);
+      const y = scale([yTicks[0], yTicks[yTicks.length - 1]], [BOTTOM, MARGIN.top]);
+      const size = { viewBox: `0 0 ${width} ${LINE_HEIGHT}`, width, height: LINE_HEIGHT };
       const picture = svg(
         "svg",
-        {
-          "viewBox": `0 0 ${width} ${LINE_HEIGHT}`,
-          width,
-          "height": LINE_HEIGHT,
-          "role": "img",
-          "aria-label": label,
-        },
-        frame({ width, x, y, xTicks: marks, yTicks, xLabel, yFormat }),
+        { ...size, "role": "img", "aria-label": title },
+        frame({ width, x, y, xTicks: marks, yTicks, xLabel }),
         series.map((one) => curve(one, x, y)),
       );
-      const values = series.map(() => element("b", {}));
-      const legend = element(
-        "div",
-        { class: "legend-line" },
-        series.map((one, i) => element("span", {}, keyLine(one), one.name, values[i])),
-      );
-      attachReadout(picture, { series, values, x, xName, valueFormat });
+      const names = series.map((one) => h("span", keyLine(one), one.name, h("b")));
+      const legend = h("div.legend-line", names);
+      attachReadout(picture, legend, { series, x, xLabel, valueFormat });
       return [legend, picture];
     });
-  }
-
-  /**
-   * One bar of shares.
-   * @param {Array} parts [{name, value, colour, text}]
-   */
-  function stackedBar(label, total, parts) {
-    const sum = parts.reduce((before, { value }) => before + value, 0) || 1;
-    return element(
-      "div",
-      { class: "stacked" },
-      element("div", { class: "stacked-head" }, element("span", {}, label), element("b", {}, total)),
-      element(
-        "div",
-        {
-          "class": "stacked-bar",
-          "role": "img",
-          "aria-label": `${label}: ${parts.map((p) => p.text).join(", ")}`,
-        },
-        parts
-          .filter(({ value }) => value > 0)
-          .map(({ value, colour, text }) =>
-            element("i", {
-              title: text,
-              style: { "flex-grow": String(value / sum), "background": colour },
-            }),
-          ),
-      ),
-    );
   }
 
   /**
@@ -223,33 +135,23 @@
    */
   function markedBars(bars, marks) {
     const at = (mark, name) => (typeof mark.value === "object" ? mark.value[name] : mark.value);
-    const row = ({ name, value, text }) =>
-      element(
-        "div",
-        { class: "marked-row" },
-        element("span", {}, name),
-        element(
-          "div",
-          { class: "marked-track" },
-          element("i", { class: "marked-bar", style: { width: `${value}%` } }),
-          marks.map((mark) =>
-            element("i", { class: `mark ${mark.kind}`, style: { left: `${at(mark, name)}%` } }),
-          ),
+    const rows = bars.map(({ name, value, text }) =>
+      h(
+        "div.marked-row",
+        h("span", name),
+        h(
+          "div.marked-track",
+          h("i.marked-bar", { style: { width: `${value}%` } }),
+          marks.map((mark) => h("i.mark", { class: mark.kind, style: { left: `${at(mark, name)}%` } })),
         ),
-        element("b", {}, text),
-      );
-    const heads = marks.map(({ name, text, kind }) =>
-      element(
-        "span",
-        { class: kind },
-        element("i", { class: "mark-key" }),
-        `${name} `,
-        element("b", {}, text),
-        " %",
+        h("b", text),
       ),
     );
-    return element("div", { class: "marked" }, bars.map(row), element("div", { class: "mark-heads" }, heads));
+    const heads = marks.map(({ name, text, kind }) =>
+      h("span", { class: kind }, h("i.mark-key"), `${name} `, h("b", text), " %"),
+    );
+    return h("div.marked", rows, h("div.mark-heads.muted", heads));
   }
 
-  REPORT.charts = { lines, stackedBar, markedBars };
+  REPORT.charts = { lines, markedBars };
 })();

@@ -7,8 +7,11 @@
 (function () {
   /** How many files of each kind are kept; the least recently used go first. */
   const CAPACITY = { ranking: 8, triple: 160 };
-  const PATHS = { ranking: (key) => `data/ranking_${key}.js`, triple: (key) => `data/triples/${key}.js` };
-  const NEEDED = ["title", "modalities", "image", "patterns", "settings", "results", "triples", "queries"];
+  const NAMES = { ranking: (key) => `ranking_${key}`, triple: (key) => `triples/${key}` };
+  const NEEDED = ["title", "modalities", "image", "patterns", "conditions", "results", "triples", "queries"];
+
+  const BROKEN =
+    "data/summary.js is missing or broken. Keep all files of the report in one folder, or write it again.";
 
   const arrived = new Map(); // name → data, between the run of a data script and its load event
   /** Key → {promise, data, error}, least recently used first. */
@@ -23,45 +26,36 @@
   /** Why the summary cannot be shown, or null. */
   function summaryProblem() {
     const { summary } = REPORT;
-    if (!summary) {
-      return (
-        "data/summary.js is missing or broken. Keep index.html, assets, data and images in one folder," +
-        " and write the report again if a file is damaged."
-      );
-    }
+    if (!summary) return BROKEN;
     const absent = NEEDED.filter((key) => summary[key] === undefined || summary[key] === null);
     return absent.length ? `data/summary.js lacks: ${absent.join(", ")}. Write the report again.` : null;
   }
 
   function runScript(kind, key) {
-    const path = PATHS[kind](key);
-    const name = `${kind}_${key}`;
+    const name = NAMES[kind](key);
+    const path = `data/${name}.js`;
     return new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      const finish = (settle) => {
+      script.onload = () => {
         script.remove();
-        settle();
+        if (!arrived.has(name)) return reject(new Error(`${path} is broken`));
+        resolve(arrived.get(name));
+        arrived.delete(name);
       };
-      script.onload = () =>
-        finish(() => {
-          if (!arrived.has(name)) return reject(new Error(`${path} is broken`));
-          resolve(arrived.get(name));
-          arrived.delete(name);
-        });
-      script.onerror = () => finish(() => reject(new Error(`${path} is missing`)));
+      script.onerror = () => {
+        script.remove();
+        reject(new Error(`${path} is missing`));
+      };
       script.src = path;
       document.head.append(script);
     });
   }
 
   function startLoading(kind, key) {
-    const entry = { data: null, error: null };
-    entry.promise = runScript(kind, key).then(
+    const entry = { data: null, error: null, promise: runScript(kind, key) };
+    entry.promise.then(
       (data) => (entry.data = data),
-      (error) => {
-        entry.error = error;
-        throw error;
-      },
+      (error) => (entry.error = error),
     );
     kept[kind].set(key, entry);
     if (kept[kind].size > CAPACITY[kind]) kept[kind].delete(kept[kind].keys().next().value);
@@ -87,15 +81,6 @@
   /** Lets a file be asked for again. */
   const forget = (kind, key) => kept[kind].delete(key);
 
-  /** The key of the ranking that the state asks for. */
-  const rankingKey = ({ setting, pattern }) => `${setting}_${pattern}`;
-
-  /** Bytes of a base64 text. */
-  function bytes(text) {
-    const binary = atob(text);
-    return Uint8Array.from(binary, (letter) => letter.charCodeAt(0));
-  }
-
   REPORT.receive = receive;
-  REPORT.data = { load, peek, forget, rankingKey, bytes, summaryProblem, kept, CAPACITY };
+  REPORT.data = { load, peek, forget, summaryProblem, kept, CAPACITY };
 })();

@@ -2,19 +2,15 @@
 
 /** Puts the page together. */
 (function () {
-  const { element, segmented, markChoice, select } = REPORT.dom;
-  const { settingName, protocolSentence } = REPORT.words;
-  const TAB_NAMES = { overview: "Overview", ranks: "Rank lists", map: "Feature map" };
-
-  const byId = (id) => document.getElementById(id);
+  const { h, byId, fact, segmented, moveByArrows, markChoice, select } = REPORT.dom;
+  const { conditionName, protocolSentence } = REPORT.words;
+  const { TABS } = REPORT.state;
 
   /** The path of the weights in two parts, of which the folders give way where space is short. */
   function weightsParts({ weights, choice }) {
     const cut = Math.max(weights.lastIndexOf("/"), weights.lastIndexOf("\\"), 0);
-    return [
-      element("span", { class: "path-folders" }, weights.slice(0, cut)),
-      element("span", { class: "path-file" }, [weights.slice(cut), choice].filter(Boolean).join(", ")),
-    ];
+    const file = [weights.slice(cut), choice].filter(Boolean).join(", ");
+    return [h("span.path-folders", weights.slice(0, cut)), h("span.path-file", file)];
   }
 
   function buildHeader() {
@@ -23,97 +19,61 @@
     byId("title").textContent = summary.title;
     byId("protocol").textContent = protocolSentence(summary);
     const facts = [
-      ["data set", summary.dataset],
-      ["weights", [summary.weights, summary.choice].filter(Boolean).join(", "), weightsParts(summary)],
-      ["commit", summary.commit],
-      ["date", summary.created],
-    ];
-    byId("facts").append(
-      ...facts
-        .filter(([, value]) => value)
-        .map(([name, value, parts = [value]]) =>
-          element(
-            "div",
-            { class: `fact-${name.replace(" ", "-")}` },
-            element("dt", {}, name),
-            element("dd", { title: value }, ...parts),
-          ),
-        ),
-    );
+      fact("data set", summary.dataset),
+      fact("weights", summary.weights && weightsParts(summary), "fact-weights"),
+      fact("commit", summary.commit, "fact-commit"),
+      fact("date", summary.created),
+    ].filter((node) => node.lastChild.textContent);
+    for (const { lastChild } of facts) lastChild.title = lastChild.textContent;
+    byId("facts").append(...facts);
   }
 
+  /** A tab for each view. */
   function buildTabs() {
-    byId("tabs").append(
-      ...REPORT.state.TABS.map((tab, i) =>
-        element(
-          "button",
-          {
-            "type": "button",
-            "role": "tab",
-            "id": `tab-${tab}`,
-            "aria-controls": `panel-${tab}`,
-            "title": `${TAB_NAMES[tab]} (${i + 1})`,
-            "onclick": () => REPORT.state.set({ tab }),
-          },
-          TAB_NAMES[tab],
-        ),
-      ),
-    );
-    byId("tabs").addEventListener("keydown", (event) => {
-      const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-      if (!step) return;
-      const { TABS, values, set } = REPORT.state;
-      const next = TABS[(TABS.indexOf(values.tab) + step + TABS.length) % TABS.length];
-      set({ tab: next });
-      byId(`tab-${next}`).focus();
+    Object.entries(TABS).forEach(([tab, name], i) => {
+      const link = { "id": `tab-${tab}`, "data-value": tab, "aria-controls": `panel-${tab}` };
+      const onclick = () => REPORT.state.set({ tab });
+      byId("tabs").append(h("button", { ...link, role: "tab", title: `${name} (${i + 1})`, onclick }, name));
     });
+    moveByArrows(byId("tabs"));
   }
 
   function buildSwitches() {
-    const { patterns, settings } = REPORT.summary;
+    const { patterns, conditions } = REPORT.summary;
     const { values, set } = REPORT.state;
-    const feature =
-      patterns.length > 1
-        ? segmented({
-            label: "Return pattern",
-            id: "pattern-switch",
-            options: patterns.map(({ id, name }) => [id, name, `Return pattern ${id} (p)`]),
-            value: values.pattern,
-            onchange: (pattern) => set({ pattern }),
-          })
-        : element("b", { id: "pattern-switch" }, patterns[0].name);
-    byId("switches").append(element("div", { class: "field" }, element("span", {}, "feature"), feature));
-    if (settings.length < 2) return;
-    byId("switches").append(
-      select({
-        id: "setting-switch",
-        label: "modalities",
-        title: "Missing modality (m)",
-        options: settings.map((setting) => [setting.id, settingName(setting)]),
-        value: values.setting,
-        onchange: (setting) => set({ setting }),
-      }),
-    );
+    const feature = segmented({
+      label: "Return pattern",
+      id: "pattern-switch",
+      options: patterns.map(({ id, name }) => [id, name, `Return pattern ${id} (p)`]),
+      value: values.pattern,
+      onchange: (pattern) => set({ pattern }),
+    });
+    const only = h("b#pattern-switch", patterns[0].name);
+    const condition = select({
+      id: "condition-switch",
+      label: "modalities",
+      title: "Missing modality (m)",
+      options: conditions.map((one) => [one.id, conditionName(one)]),
+      value: values.condition,
+      onchange: (chosen) => set({ condition: chosen }),
+    });
+    const switches = byId("switches");
+    switches.append(h("div.field", h("span.muted", "feature"), patterns.length > 1 ? feature : only));
+    if (conditions.length > 1) switches.append(condition);
   }
 
   function showTab() {
     const { tab } = REPORT.state.values;
-    for (const name of REPORT.state.TABS) {
-      const chosen = name === tab;
-      byId(`panel-${name}`).hidden = !chosen;
-      byId(`tab-${name}`).setAttribute("aria-selected", String(chosen));
-      byId(`tab-${name}`).tabIndex = chosen ? 0 : -1;
-    }
-    document.body.dataset.tab = tab;
+    for (const name of Object.keys(TABS)) byId(`panel-${name}`).hidden = name !== tab;
+    markChoice(byId("tabs"), tab, "aria-selected");
   }
 
   function showSwitches() {
-    const { patterns, settings } = REPORT.summary;
-    const { pattern, setting } = REPORT.state.values;
+    const { patterns, conditions } = REPORT.summary;
+    const { pattern, condition } = REPORT.state.values;
     if (patterns.length > 1) markChoice(byId("pattern-switch"), pattern);
-    if (settings.length > 1) byId("setting-switch").value = setting;
-    const whole = setting === settings[0].id;
-    document.body.classList.toggle("some-missing", !whole);
+    if (conditions.length > 1) byId("condition-switch").value = condition;
+    document.body.classList.toggle("some-missing", condition !== conditions[0].id);
   }
 
   function fail(text) {
@@ -133,12 +93,11 @@
     // First of all listeners: the others measure panels, which must be shown by then.
     REPORT.state.onChange((changed) => {
       if (changed.has("tab")) showTab();
-      if (changed.has("pattern") || changed.has("setting")) showSwitches();
+      if (changed.has("pattern") || changed.has("condition")) showSwitches();
     });
     showTab();
     showSwitches();
     REPORT.overview.start(byId("panel-overview"));
-    REPORT.compare.start();
     REPORT.patchTip.start();
     REPORT.keyboard.start();
     await REPORT.rankLists.start(byId("panel-ranks"));

@@ -2,186 +2,139 @@
 
 /** The overview: what was measured, at a glance. */
 (function () {
-  const { element, card } = REPORT.dom;
-  const { fixed, settingName, count, isNumber } = REPORT.words;
+  const { h, card, byId } = REPORT.dom;
+  const { fixed, conditionName, conditionNow, count, isNumber } = REPORT.words;
   const { lines, markedBars } = REPORT.charts;
   const { PATTERNS, PATTERN_DASHES } = REPORT.colours;
   const CMC_TICKS = [1, 5, 10, 20, 30, 40, 50];
 
-  const settingNow = () => REPORT.summary.settings.find(({ id }) => id === REPORT.state.values.setting);
-
-  function lookOf(place) {
-    const { length } = REPORT.summary.patterns;
-    // The last pattern has the strong colour, also when it is the only one.
-    const from = PATTERNS.length - Math.min(length, PATTERNS.length);
-    return {
-      colour: PATTERNS[(place + from) % PATTERNS.length],
-      dash: PATTERN_DASHES[(place + from) % PATTERNS.length],
-    };
+  /** Colour and dashes of a pattern. The last one has the strong colour, also when it is the only one. */
+  function lookOf(index) {
+    const from = PATTERNS.length - Math.min(REPORT.summary.patterns.length, PATTERNS.length);
+    const at = (index + from) % PATTERNS.length;
+    return { colour: PATTERNS[at], dash: PATTERN_DASHES[at] };
   }
 
   function resultsCard() {
     const { values } = REPORT.state;
-    const result = REPORT.tables.resultOf(values.setting, values.pattern) || {};
-    const skipped = result.skipped ? `, ${result.skipped} without a right match skipped` : "";
-    const queries = count(result.queries || 0, "query", "queries");
-    const note = `${settingName(settingNow())} · ${queries}${skipped} · percent`;
-    return card("Results", { note, id: "card-results" }, REPORT.tables.resultTable(values));
+    const { queries = 0, skipped } = REPORT.tables.resultOf(values.condition, values.pattern);
+    const without = skipped ? `, ${skipped} without a positive skipped` : "";
+    const note = `${conditionName(conditionNow())} · ${count(queries, "query", "queries")}${without} · percent`;
+    return card("card-results", "Results", note, REPORT.tables.resultTable(values));
   }
 
   function missingCard() {
-    if (REPORT.summary.settings.length < 2) return null;
-    const table = REPORT.tables.missingTable(REPORT.state.values, (setting) => REPORT.state.set({ setting }));
-    return card(
-      "Missing modalities",
-      {
-        note: "small: change against complete · click a row to switch the page",
-        id: "card-missing",
-      },
-      element("div", { class: "scroll-x" }, table),
-    );
+    if (REPORT.summary.conditions.length < 2) return null;
+    const choose = (condition) => REPORT.state.set({ condition });
+    const note = "small: change against complete · click a row to switch the page";
+    const table = REPORT.tables.missingTable(REPORT.state.values, choose);
+    return card("card-missing", "Missing modalities", note, h("div.scroll-x", table));
   }
 
   function cmcCard() {
-    const { setting, pattern } = REPORT.state.values;
-    const series = REPORT.summary.patterns.map(({ id, name }, place) => {
-      const { cmc = [] } = REPORT.tables.resultOf(setting, id) || {};
-      return {
-        name,
-        ...lookOf(place),
-        strong: id === pattern,
-        points: cmc.map((value, i) => [i + 1, value]),
-      };
+    const { condition, pattern } = REPORT.state.values;
+    const series = REPORT.summary.patterns.map(({ id, name }, index) => {
+      const { cmc = [] } = REPORT.tables.resultOf(condition, id);
+      const points = cmc.map((value, i) => [i + 1, value]);
+      return { name, ...lookOf(index), strong: id === pattern, points };
     });
     const lowest = Math.min(100, ...series.flatMap(({ points }) => points.map(([, value]) => value)));
-    return card(
-      "CMC",
-      {
-        note: `${settingName(settingNow())} · % of queries with a right match up to the rank`,
-        id: "card-cmc",
-      },
-      lines({
-        series,
-        xLabel: "rank",
-        xName: "rank",
-        label: "CMC curves",
-        xTicks: CMC_TICKS,
-        yDomain: [Math.floor(lowest / 10) * 10, 100],
-        valueFormat: (value) => fixed(value),
-      }),
-    );
+    const chart = lines({
+      series,
+      xLabel: "rank",
+      title: "CMC curves",
+      xTicks: CMC_TICKS,
+      yDomain: [Math.floor(lowest / 10) * 10, 100],
+      valueFormat: (value) => fixed(value),
+    });
+    const note = `${conditionName(conditionNow())} · % of queries with a positive up to the rank`;
+    return card("card-cmc", "CMC", note, chart);
   }
 
   function trainingCard() {
     const { training } = REPORT.summary;
     if (!training) return null;
-    const series = (key, name, look) => ({
-      name,
-      ...look,
-      points: training.epoch
-        .map((epoch, i) => [epoch, (training[key] || [])[i]])
-        .filter(([, value]) => isNumber(value)),
-    });
-    const loss = lines({
-      series: [series("loss", "loss", { colour: PATTERNS[2], strong: true })],
-      xLabel: "epoch",
-      xName: "epoch",
-      label: "Training loss",
-      valueFormat: (value) => fixed(value, 3),
-    });
-    const scores = lines({
-      series: [
-        series("mAP", "mAP", { colour: PATTERNS[2], strong: true, dots: true }),
-        series("rank_1", "R-1", { colour: PATTERNS[1], dash: "6 3", dots: true }),
-      ],
-      xLabel: "epoch",
-      xName: "epoch",
-      label: "mAP and Rank-1 over the epochs",
-      valueFormat: (value) => fixed(value),
-    });
+    const series = (key, name, look) => {
+      const points = training.epoch.map((epoch, i) => [epoch, (training[key] || [])[i]]);
+      return { name, ...look, points: points.filter(([, value]) => isNumber(value)) };
+    };
+    const chart = (title, digits, ...curves) =>
+      lines({ series: curves, title, xLabel: "epoch", valueFormat: (value) => fixed(value, digits) });
+    const note = `mean loss of each epoch; scores on the ${training.split || "test"} split, percent`;
     return card(
+      "card-training",
       "Training",
-      {
-        note: `mean loss of each epoch; scores on the ${training.split || "test"} split, percent`,
-        id: "card-training",
-      },
-      element("div", { class: "two-charts" }, loss, scores),
+      note,
+      h(
+        "div.two-charts",
+        chart("Training loss", 3, series("loss", "loss", { colour: PATTERNS[2], strong: true })),
+        chart(
+          "mAP and Rank-1 over the epochs",
+          1,
+          series("mAP", "mAP", { colour: PATTERNS[2], strong: true, dots: true }),
+          series("rank_1", "R-1", { colour: PATTERNS[1], dash: "6 3", dots: true }),
+        ),
+      ),
     );
   }
 
   function selectionCard() {
     const { selection, modalities } = REPORT.summary;
     if (!selection) return null;
+    const { chance, best_possible: best, same_patches: same } = selection;
     const bars = modalities
       .filter((name) => isNumber(selection[name]))
       .map((name) => ({ name, value: selection[name], text: fixed(selection[name]) }));
     const marks = [
-      ["chance", selection.chance, "chance"],
-      ["best possible", selection.best_possible, "best"],
-    ]
-      .filter(([, value]) => isNumber(value))
-      .map(([name, value, kind]) => ({ name, value, kind, text: fixed(value) }));
-    const same = selection.same_patches;
+      { name: "chance", kind: "chance", value: chance, text: fixed(chance) },
+      { name: "best possible", kind: "best", value: best, text: fixed(best) },
+    ].filter(({ value }) => isNumber(value));
     if (same) {
       const text = bars.map(({ name }) => `${name} ${fixed(same[name])}`).join(", ");
-      marks.push({ name: "the same patches in every image", value: same, kind: "same", text });
+      marks.push({ name: "the same patches in every image", kind: "same", value: same, text });
     }
-    return card(
-      "Kept patches on the person",
-      { note: "% of the kept patches", id: "card-selection" },
-      markedBars(bars, marks),
-    );
+    const note = "% of the kept patches";
+    return card("card-selection", "Kept patches on the person", note, markedBars(bars, marks));
   }
 
-  const openIdentity = (person) => REPORT.rankLists.openIdentity(person);
-
+  /** Two cards: scores by pair of cameras and by identity. */
   function breakdownCards() {
-    const { breakdown, patterns } = REPORT.summary;
-    if (!breakdown) return [null, null];
-    const note = `complete · ${patterns[patterns.length - 1].name} · percent`;
-    const pairs = breakdown.camera_pairs || [];
-    const identities = breakdown.identities || [];
+    const { breakdown, patterns, conditions } = REPORT.summary;
+    const { camera_pairs: pairs = [], identities = [] } = breakdown || {};
+    const note = `${conditionName(conditions[0])} · ${patterns[patterns.length - 1].name} · percent`;
+    const open = (person) => REPORT.rankLists.openIdentity(person);
     return [
-      pairs.length
-        ? card(
-            "Camera pairs",
-            { note: `mAP · ${note}`, id: "card-cameras" },
-            REPORT.tables.cameraMatrix(pairs),
-          )
-        : null,
-      identities.length
-        ? card(
-            `Identities (${identities.length})`,
-            { note: `${note} · click for the rank lists`, id: "card-identities" },
-            REPORT.tables.identityTable(identities, openIdentity),
-          )
-        : null,
+      pairs.length > 0 &&
+        card("card-cameras", "Camera pairs", `mAP · ${note}`, REPORT.tables.cameraMatrix(pairs)),
+      identities.length > 0 &&
+        card(
+          "card-identities",
+          `Identities (${identities.length})`,
+          `${note} · click for the rank lists`,
+          REPORT.tables.identityTable(identities, open),
+        ),
     ];
   }
 
-  function originCard() {
-    const { config, software } = REPORT.summary;
-    return card(
-      "How it was made",
-      { id: "card-origin" },
-      software ? element("p", {}, software) : null,
-      config
-        ? element("details", {}, element("summary", {}, "Configuration"), element("pre", {}, config))
-        : null,
-    );
+  function costCard() {
+    const { cost } = REPORT.summary;
+    if (!cost || !cost.parts.length) return null;
+    return card("card-cost", "Cost by part", "one triple", REPORT.tables.costTable(cost));
   }
 
-  /** Cards that follow the switches, by the fields they depend on. */
-  const FOLLOWING = [
-    ["card-results", resultsCard],
-    ["card-missing", missingCard],
-    ["card-cmc", cmcCard],
-  ];
+  function originCard() {
+    const { config } = REPORT.summary;
+    const details = config && h("details", h("summary", "Configuration"), h("pre", config));
+    return card("card-origin", "How it was made", null, details);
+  }
+
+  /** Cards that follow the switches. */
+  const FOLLOWING = { "card-results": resultsCard, "card-missing": missingCard, "card-cmc": cmcCard };
 
   function refresh(changed) {
-    if (!changed.has("pattern") && !changed.has("setting")) return;
-    for (const [id, build] of FOLLOWING) {
-      const old = document.getElementById(id);
+    if (!changed.has("pattern") && !changed.has("condition")) return;
+    for (const [id, build] of Object.entries(FOLLOWING)) {
+      const old = byId(id);
       if (!old) continue;
       const focused = old.contains(document.activeElement) ? document.activeElement.textContent : null;
       const made = build();
@@ -192,27 +145,28 @@
     }
   }
 
-  /** Two columns of cards; a side without cards leaves its room to the other. */
+  /** Two columns of cards; if one is empty, the other gets the whole width. */
   function columns(left, right) {
     let sides = [left, right].map((cards) => cards.filter(Boolean));
-    if (!sides[0].length && !sides[1].length) return null;
     if (!sides[1].length && sides[0].length > 1) sides = [sides[0].slice(0, 1), sides[0].slice(1)];
-    return element(
-      "div",
-      { class: "columns" },
-      sides.filter((cards) => cards.length).map((cards) => element("div", { class: "stack" }, cards)),
+    sides = sides.filter((cards) => cards.length);
+    return (
+      sides.length > 0 &&
+      h(
+        "div.columns",
+        sides.map((cards) => h("div.stack", cards)),
+      )
     );
   }
 
   function start(panel) {
     const [cameras, identities] = breakdownCards();
     panel.append(
-      element(
-        "div",
-        { class: "cards" },
+      h(
+        "div.cards",
         columns([resultsCard(), selectionCard()], [missingCard()]),
         columns([cmcCard()], [trainingCard()]),
-        columns([cameras, REPORT.cost.costCard()], [identities]),
+        columns([cameras, costCard()], [identities]),
         originCard(),
       ),
     );

@@ -2,7 +2,7 @@
 
 /** What is known about the patch under the pointer, or under the keyboard's cursor. */
 (function () {
-  const { element, placeBeside } = REPORT.dom;
+  const { h, byId, placeBeside } = REPORT.dom;
   const { fixed } = REPORT.words;
   const MOST_TOKENS = 3;
   const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -10,84 +10,67 @@
   let cursors = [];
   let current = null; // {node, row, column}
 
-  const tip = () => document.getElementById("patch-tip");
+  const clamp = (value, length) => Math.min(length - 1, Math.max(0, value));
 
   function viewOf(node) {
     const { data } = REPORT.data.peek("triple", Number(node.closest(".triple").dataset.row));
-    const part = data && data[REPORT.state.values.setting];
+    const part = data && data[REPORT.state.values.condition];
     return part ? REPORT.patches.view(part[node.dataset.modality]) : null;
   }
 
   function scoreLine(name, value, maximum) {
-    return element(
-      "div",
-      { class: "tip-score" },
-      element("span", {}, name),
-      element(
-        "i",
-        { class: "tip-track" },
-        element("i", { style: { width: `${(100 * value) / (maximum || 1)}%` } }),
-      ),
-      element("b", {}, fixed(value, 2)),
-    );
+    const bar = h("i", { style: { width: `${(100 * value) / (maximum || 1)}%` } });
+    return h("div.tip-score", h("span", name), h("i.tip-track", bar), h("b", fixed(value, 2)));
   }
 
   function tokenLine(view, patch) {
     if (!view.tokens) return "";
-    if (view.place[patch] < 0) return `feeds the extra token: ${fixed(view.extra[patch], 3)}`;
+    if (view.keptIndex[patch] < 0) return `feeds the extra token: ${fixed(view.extra[patch], 3)}`;
     const feeds = REPORT.patches.feeds(view, patch, MOST_TOKENS);
     return `feeds ${feeds.map(({ token, weight }) => `token ${token + 1}: ${fixed(weight, 3)}`).join(", ")}`;
   }
 
   function content(modality, view, row, column) {
     const patch = row * REPORT.summary.grid[1] + column;
-    const kept = view.place[patch] >= 0;
-    const names = REPORT.summary.sources[modality];
+    const verdict = view.keptIndex[patch] < 0 ? "discarded" : "kept";
+    const position = ` row ${row + 1}, column ${column + 1}`;
     return [
-      element(
-        "div",
-        { class: "tip-head" },
-        element("b", {}, modality),
-        ` row ${row + 1}, column ${column + 1}`,
-        element("span", { class: kept ? "tip-kept" : "tip-discarded" }, kept ? "kept" : "discarded"),
-      ),
+      h("div.tip-head", h("b", modality), position, h("span", { class: `tip-${verdict}` }, verdict)),
       scoreLine("total", view.scores[0][patch], view.scoreMax),
-      ...names.map((name, i) => scoreLine(name, view.scores[i + 1][patch], 1)),
-      element("div", { class: "tip-tokens" }, tokenLine(view, patch)),
+      ...REPORT.summary.sources[modality].map((name, i) => scoreLine(name, view.scores[i + 1][patch], 1)),
+      h("div.tip-tokens.muted", tokenLine(view, patch)),
     ];
   }
 
-  /** The same patch is marked in all modalities: they show the same place. */
+  /** Marks the same patch in all modalities of the triple. */
   function markPatch(node, row, column) {
     const [rows, columns] = REPORT.summary.grid;
+    const style = {
+      left: `${(100 * column) / columns}%`,
+      top: `${(100 * row) / rows}%`,
+      width: `${100 / columns}%`,
+      height: `${100 / rows}%`,
+    };
     cursors.forEach((cursor) => cursor.remove());
     cursors = [...node.closest(".triple").querySelectorAll(".modality")].map((modality) => {
-      const cursor = element("i", {
-        class: "patch-cursor",
-        style: {
-          left: `${(100 * column) / columns}%`,
-          top: `${(100 * row) / rows}%`,
-          width: `${100 / columns}%`,
-          height: `${100 / rows}%`,
-        },
-      });
+      const cursor = h("i.patch-cursor", { style });
       modality.append(cursor);
       return cursor;
     });
   }
 
   function show(node, row, column, x, y) {
-    const view =
-      REPORT.state.values.overlay === "off" || node.classList.contains("missing") ? null : viewOf(node);
+    const off = REPORT.state.values.overlay === "off" || node.classList.contains("missing");
+    const view = off ? null : viewOf(node);
     if (!view) return hide();
     current = { node, row, column };
     markPatch(node, row, column);
-    const box = tip();
+    const tip = byId("patch-tip");
     // An open modal dialog lies above everything outside it.
-    (node.closest("dialog") || document.body).append(box);
-    box.replaceChildren(...content(node.dataset.modality, view, row, column));
-    box.hidden = false;
-    placeBeside(box, x, y);
+    (node.closest("dialog") || document.body).append(tip);
+    tip.replaceChildren(...content(node.dataset.modality, view, row, column));
+    tip.hidden = false;
+    placeBeside(tip, x, y);
   }
 
   function hide() {
@@ -95,32 +78,23 @@
     current = null;
     cursors.forEach((cursor) => cursor.remove());
     cursors = [];
-    tip().hidden = true;
+    byId("patch-tip").hidden = true;
   }
 
   function followPointer(event) {
     const node = event.target.closest?.(".with-patches .modality");
     if (!node) return hide();
     const [rows, columns] = REPORT.summary.grid;
-    const box = node.getBoundingClientRect();
-    const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
-    const column = Math.min(
-      columns - 1,
-      Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)),
-    );
+    const { left, top, width, height } = node.getBoundingClientRect();
+    const row = clamp(Math.floor(((event.clientY - top) / height) * rows), rows);
+    const column = clamp(Math.floor(((event.clientX - left) / width) * columns), columns);
     show(node, row, column, event.clientX, event.clientY);
   }
 
   function showAt(node, row, column) {
     const [rows, columns] = REPORT.summary.grid;
-    const box = node.getBoundingClientRect();
-    show(
-      node,
-      row,
-      column,
-      box.left + (box.width * (column + 1)) / columns,
-      box.top + (box.height * row) / rows,
-    );
+    const { left, top, width, height } = node.getBoundingClientRect();
+    show(node, row, column, left + (width * (column + 1)) / columns, top + (height * row) / rows);
   }
 
   /** Arrow keys on a focused image move from patch to patch. */
@@ -131,11 +105,13 @@
     event.preventDefault();
     event.stopPropagation();
     const [rows, columns] = REPORT.summary.grid;
-    showAt(
-      node,
-      Math.min(rows - 1, Math.max(0, current.row + step[0])),
-      Math.min(columns - 1, Math.max(0, current.column + step[1])),
-    );
+    showAt(node, clamp(current.row + step[0], rows), clamp(current.column + step[1], columns));
+  }
+
+  function followFocus({ target }) {
+    const [rows, columns] = REPORT.summary.grid;
+    if (target.matches(".modality[tabindex]:focus-visible"))
+      showAt(target, Math.floor(rows / 2), Math.floor(columns / 2));
   }
 
   function start() {
@@ -144,11 +120,7 @@
     document.addEventListener("pointerdown", followPointer);
     document.addEventListener("scroll", hide, true);
     document.addEventListener("keydown", followKeys, true);
-    document.addEventListener("focusin", (event) => {
-      const [rows, columns] = REPORT.summary.grid;
-      if (event.target.matches(".modality[tabindex]:focus-visible"))
-        showAt(event.target, Math.floor(rows / 2), Math.floor(columns / 2));
-    });
+    document.addEventListener("focusin", followFocus);
     document.addEventListener("focusout", hide);
   }
 

@@ -2,33 +2,69 @@
 
 /** The list of queries with its filters. Only the rows in view are in the document. */
 (function () {
-  const { element, select } = REPORT.dom;
-  const { fixed, shortPlace, person, count } = REPORT.words;
+  const { h, byId, select } = REPORT.dom;
+  const { fixed, cameraOf, person, count, compareValues } = REPORT.words;
+  const NO_FILTERS = { camera: "", scene: "", person: "", text: "", wrong: false };
+  const SORTS = { ap: "hardest first", person: "identity", name: "name" };
   const ROW_HEIGHT = 58; // as in the style sheet
   const OVERSCAN = 6; // rows kept ready above and below the view
   const STRIP_LENGTH = 10;
   const PAGE = 8; // queries that Page Up and Page Down move
 
-  const sorted = (column) =>
-    [...new Set(REPORT.summary.queries.map((row) => column[row]))].sort(REPORT.words.compareValues);
-
-  /** Right and wrong among the first ranks, as small marks: filled is right. */
-  function hitStrip(result, length) {
-    const rows = result.rows.slice(0, length);
-    const right = rows.map((row) => REPORT.queries.isRight(result.row, row));
-    return element(
-      "span",
-      {
-        "class": "strip",
-        "role": "img",
-        "aria-label": `right among the first ${rows.length}: ${right.filter(Boolean).length}`,
-      },
-      right.map((hit) => element("i", { class: hit ? "right" : "wrong" })),
-    );
+  /** The index of a triple in `summary.queries`, or −1 if it is only in the gallery. */
+  function indexOf(row) {
+    indexOf.known ??= new Map(REPORT.summary.queries.map((query, index) => [query, index]));
+    return indexOf.known.get(row) ?? -1;
   }
 
-  function numberOrEmpty(column) {
-    return (text) => (text === "" ? "" : column.find((value) => String(value) === text));
+  /** The result of one query: its entries in the columns of a ranking. */
+  function resultOf(ranking, index) {
+    const entries = Object.entries(ranking).map(([name, column]) => [name, column[index]]);
+    const skipped = (ranking.ap[index] ?? null) === null;
+    return { ...Object.fromEntries(entries), row: REPORT.summary.queries[index], skipped };
+  }
+
+  const isPositive = (query, row) => person(query) === person(row);
+
+  /** Whether the typed text means this triple: part of its name, its identity, or its row as #12. */
+  function matchesText(row, text) {
+    const wanted = text.trim().toLowerCase();
+    const name = REPORT.summary.triples.names[row].toLowerCase();
+    return name.includes(wanted) || [String(person(row)), `#${row}`, `row ${row}`].includes(wanted);
+  }
+
+  function passes(row, first, { text, wrong, ...columns }) {
+    const wanted = (name) => columns[name] === "" || REPORT.summary.triples[name][row] === columns[name];
+    return ["camera", "scene", "person"].every(wanted) && (!wrong || first > 1) && matchesText(row, text);
+  }
+
+  function comparison(ranking, sort) {
+    const { queries, triples } = REPORT.summary;
+    const by = (column) => (a, b) => compareValues(column[queries[a]], column[queries[b]]);
+    const hardness = (index) => ranking.ap[index] ?? Infinity; // skipped queries have no AP and come last
+    const byAp = (a, b) => (hardness(a) === hardness(b) ? 0 : hardness(a) - hardness(b));
+    const chain = { ap: [byAp], person: [by(triples.person), byAp], name: [by(triples.names)] }[sort];
+    return (a, b) => chain.reduce((order, next) => order || next(a, b), 0) || a - b;
+  }
+
+  /** Indices in `summary.queries` that pass the filters, in the order of the list. */
+  function listed(ranking, state) {
+    const { queries } = REPORT.summary;
+    const indices = [...queries.keys()].filter((i) => passes(queries[i], ranking.first[i], state));
+    return indices.sort(comparison(ranking, state.sort));
+  }
+
+  /** Positives and negatives among the first ranks, as small marks. */
+  function hitStrip({ row: query, rows }, length) {
+    const hits = rows.slice(0, length).map((row) => isPositive(query, row));
+    return h(
+      "span.strip",
+      {
+        "role": "img",
+        "aria-label": `positives in the first ${hits.length}: ${hits.filter(Boolean).length}`,
+      },
+      hits.map((hit) => h("i", { class: hit ? "positive" : "negative" })),
+    );
   }
 
   class QueryList {
@@ -36,44 +72,44 @@
       this.items = [];
       this.ranking = null;
       this.form = this.buildFilters();
-      this.count = element("p", { class: "count", role: "status", id: "query-count" });
-      this.spacer = element("div", { class: "spacer" });
-      this.scroller = element(
-        "div",
+      this.sort = select({
+        id: "sort",
+        label: "order",
+        options: Object.entries(SORTS),
+        value: REPORT.state.values.sort,
+        onchange: (sort) => REPORT.state.set({ sort }),
+      });
+      this.count = h("p#query-count.muted", { role: "status" });
+      this.spacer = h("div.spacer");
+      this.scroller = h(
+        "div#query-list.query-list",
         {
-          "class": "query-list",
-          "id": "query-list",
           "role": "listbox",
           "tabindex": 0,
           "aria-label": "Queries",
+          "onscroll": () => this.draw(),
+          "onkeydown": (event) => this.onKey(event),
         },
         this.spacer,
       );
-      this.scroller.addEventListener("scroll", () => this.draw(), { passive: true });
-      this.scroller.addEventListener("keydown", (event) => this.onKey(event));
       new ResizeObserver(() => this.draw()).observe(this.scroller);
-      holder.append(
-        this.form,
-        element("div", { class: "list-head" }, this.count, this.buildSort()),
-        this.scroller,
-      );
+      holder.append(this.form, h("div.list-head", this.count, this.sort), this.scroller);
     }
 
     buildFilters() {
-      const { triples, protocol } = REPORT.summary;
+      const { queries, triples, protocol } = REPORT.summary;
       const { values, set } = REPORT.state;
-      const all = (column, text) => [["", text], ...sorted(column).map((value) => [value, String(value)])];
-      const filter = (name, label, column, text) =>
+      const sorted = (name) => [...new Set(queries.map((row) => triples[name][row]))].sort(compareValues);
+      const filter = (name, label) =>
         select({
           id: `filter-${name}`,
           label,
-          options: all(column, text),
+          options: [["", "all"], ...sorted(name).map((value) => [value, String(value)])],
           value: values[name],
-          onchange: (chosen) => set({ [name]: numberOrEmpty(column)(chosen) }),
+          onchange: (text) => set({ [name]: sorted(name).find((value) => String(value) === text) ?? "" }),
         });
-      this.search = element("input", {
+      this.search = h("input#filter-text", {
         "type": "search",
-        "id": "filter-text",
         "placeholder": "Name, identity or #row",
         "aria-label": "Name, identity or row",
         "autocomplete": "off",
@@ -81,53 +117,23 @@
         "oninput": (event) => set({ text: event.target.value }),
         "onkeydown": (event) => this.onSearchKey(event),
       });
-      this.wrong = element("input", {
+      this.wrong = h("input#filter-wrong", {
         type: "checkbox",
-        id: "filter-wrong",
         onchange: (event) => set({ wrong: event.target.checked }),
       });
-      return element(
-        "form",
-        { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() },
+      this.reset = h("button#filter-reset.link", { onclick: () => set(NO_FILTERS) }, "show all");
+      return h(
+        "form.filters",
+        { role: "search", onsubmit: (event) => event.preventDefault() },
         this.search,
-        element(
-          "div",
-          { class: "filter-row" },
-          sorted(triples.camera).length > 1 ? filter("camera", "camera", triples.camera, "all") : null,
-          protocol === "scene" ? filter("scene", "scene", triples.scene, "all") : null,
-          filter("person", "identity", triples.person, "all"),
+        h(
+          "div.filter-row",
+          sorted("camera").length > 1 && filter("camera", "camera"),
+          protocol === "scene" && filter("scene", "scene"),
+          filter("person", "identity"),
         ),
-        element(
-          "div",
-          { class: "filter-row" },
-          element("label", { class: "check" }, this.wrong, "only wrong at rank 1"),
-          element(
-            "button",
-            {
-              type: "button",
-              class: "link",
-              id: "filter-reset",
-              onclick: () => REPORT.rankLists.resetFilters(),
-            },
-            "show all",
-          ),
-        ),
+        h("div.filter-row", h("label.check", this.wrong, "only errors at rank 1"), this.reset),
       );
-    }
-
-    buildSort() {
-      this.sort = select({
-        id: "sort",
-        label: "order",
-        value: REPORT.state.values.sort,
-        onchange: (sort) => REPORT.state.set({ sort }),
-        options: [
-          ["ap", "hardest first"],
-          ["person", "identity"],
-          ["name", "name"],
-        ],
-      });
-      return this.sort;
     }
 
     /** Brings the inputs in line with the state, for example after a link was opened. */
@@ -140,9 +146,7 @@
         if (input) input.value = String(values[name]);
       }
       this.sort.querySelector("select").value = values.sort;
-      const filtered =
-        values.wrong || ["camera", "scene", "person", "text"].some((name) => values[name] !== "");
-      this.form.querySelector("#filter-reset").hidden = !filtered;
+      this.reset.hidden = Object.entries(NO_FILTERS).every(([name, value]) => values[name] === value);
     }
 
     onSearchKey(event) {
@@ -159,15 +163,13 @@
       this.step(step);
     }
 
-    /** @param {Array<number>} items positions in `summary.queries`. */
+    /** @param {Array<number>} items indices in `summary.queries`. */
     show(items, ranking) {
       this.items = items;
       this.ranking = ranking;
-      const total = REPORT.summary.queries.length;
-      this.count.textContent =
-        items.length === total
-          ? count(total, "query", "queries")
-          : `${items.length.toLocaleString("en")} of ${count(total, "query", "queries")}`;
+      const all = count(REPORT.summary.queries.length, "query", "queries");
+      const isFiltered = items.length < REPORT.summary.queries.length;
+      this.count.textContent = isFiltered ? `${items.length.toLocaleString("en")} of ${all}` : all;
       this.spacer.style.height = `${items.length * ROW_HEIGHT}px`;
       this.spacer.replaceChildren();
       this.scroller.classList.toggle("no-items", !items.length);
@@ -179,11 +181,9 @@
     /** Puts the rows of the view into the document and takes the others out. */
     draw() {
       if (!this.ranking) return;
-      const from = Math.max(0, Math.floor(this.scroller.scrollTop / ROW_HEIGHT) - OVERSCAN);
-      const to = Math.min(
-        this.items.length,
-        Math.ceil((this.scroller.scrollTop + this.scroller.clientHeight) / ROW_HEIGHT) + OVERSCAN,
-      );
+      const { scrollTop, clientHeight } = this.scroller;
+      const from = Math.max(0, Math.floor(scrollTop / ROW_HEIGHT) - OVERSCAN);
+      const to = Math.min(this.items.length, Math.ceil((scrollTop + clientHeight) / ROW_HEIGHT) + OVERSCAN);
       const present = new Map([...this.spacer.children].map((node) => [Number(node.dataset.index), node]));
       for (const [index, node] of present) if (index < from || index >= to) node.remove();
       for (let index = from; index < to; index += 1)
@@ -192,12 +192,11 @@
     }
 
     row(index) {
-      const result = REPORT.queries.resultOf(this.ranking, this.items[index]);
+      const result = resultOf(this.ranking, this.items[index]);
       const { row, ap, first, skipped } = result;
-      return element(
-        "div",
+      return h(
+        "div.query-row",
         {
-          "class": "query-row",
           "role": "option",
           "id": `query-${row}`,
           "data-index": index,
@@ -209,19 +208,10 @@
           "onclick": () => REPORT.state.set({ query: row }),
         },
         REPORT.triple.triple(row),
-        element(
-          "span",
-          { class: "who" },
-          element("b", {}, `id ${person(row)}`),
-          element("span", {}, shortPlace(row)),
-        ),
-        element("span", { class: "ap" }, skipped ? "skipped" : fixed(ap)),
+        h("span.who", h("b", `id ${person(row)}`), h("span.muted", cameraOf(row, { short: true }))),
+        h("span.ap", skipped ? "skipped" : fixed(ap)),
         hitStrip(result, STRIP_LENGTH),
-        element(
-          "span",
-          { class: "first", title: "rank of the first right match" },
-          skipped ? "" : `first ${first}`,
-        ),
+        h("span.first.muted", { title: "rank of the first positive" }, skipped ? "" : `first ${first}`),
       );
     }
 
@@ -229,13 +219,13 @@
       const { query } = REPORT.state.values;
       for (const node of this.spacer.children)
         node.setAttribute("aria-selected", String(Number(node.dataset.row) === query));
-      const shown = document.getElementById(`query-${query}`);
+      const shown = byId(`query-${query}`);
       if (shown) this.scroller.setAttribute("aria-activedescendant", shown.id);
       else this.scroller.removeAttribute("aria-activedescendant");
     }
 
     currentIndex() {
-      return this.items.indexOf(REPORT.queries.placeOf(REPORT.state.values.query));
+      return this.items.indexOf(indexOf(REPORT.state.values.query));
     }
 
     /** Brings the current query into view: a near one by as little as needed, a far one to the middle. */
@@ -251,7 +241,7 @@
       this.draw();
     }
 
-    /** Chooses the query `step` places further; from outside the list, its first. */
+    /** Chooses the query `step` further down; from outside the list, its first. */
     step(step) {
       if (!this.items.length) return;
       const index = this.currentIndex();
@@ -260,5 +250,5 @@
     }
   }
 
-  REPORT.queryList = { QueryList, hitStrip };
+  REPORT.queryList = { QueryList, hitStrip, indexOf, resultOf, listed, isPositive, NO_FILTERS };
 })();

@@ -2,120 +2,90 @@
 
 /** Rank lists: the queries at the left, the chosen one with its ranked gallery triples at the right. */
 (function () {
-  const { element } = REPORT.dom;
-  const { fixed, place, shortPlace, person, settingName } = REPORT.words;
-  const { isRight, placeOf, resultOf } = REPORT.queries;
-  const NO_FILTERS = { camera: "", scene: "", person: "", text: "", wrong: false };
-  const FILTERS = [...Object.keys(NO_FILTERS), "sort"];
+  const { h, byId, fact, openDialog, closeByClickBeside, roundButton } = REPORT.dom;
+  const { fixed, cameraOf, person, conditionName, conditionNow, patternNow } = REPORT.words;
+  const { hitStrip, indexOf, isPositive, listed, resultOf, NO_FILTERS } = REPORT.queryList;
 
   let list;
   let pane;
   let overlay;
   let result = null; // of the query that is shown
+  let dialog; // the enlarged view
+  let dialogBody;
+  let dialogOverlay;
+  let shown = null; // in the enlarged view: {result, ranks: [[rank, row, distance]], at}
 
-  const sign = (right) =>
-    element(
-      "span",
-      { "class": "sign", "role": "img", "aria-label": right ? "right" : "wrong" },
-      right ? "✓" : "✗",
-    );
+  const signName = (positive) => (positive ? "positive" : "negative");
+  const sign = (positive) =>
+    h("span.sign", { "role": "img", "aria-label": signName(positive) }, positive ? "✓" : "✗");
 
-  function hit(rank, row, distance) {
-    const right = isRight(REPORT.state.values.query, row);
-    return element(
-      "li",
+  /** What is shown of a query: [rank, row, distance], the first positive last if it lies beyond the list. */
+  function ranksOf({ rows, distances, match }) {
+    const ranks = rows.map((row, i) => [i + 1, row, distances[i]]);
+    return match && match[0] > rows.length ? [...ranks, match] : ranks;
+  }
+
+  function hit([rank, row, distance]) {
+    const positive = isPositive(result.row, row);
+    return h(
+      "li.hit",
       {
-        "class": `hit ${right ? "right" : "wrong"}`,
+        "class": signName(positive),
         "data-row": row,
         "data-rank": rank,
         "title": REPORT.summary.triples.names[row],
-        "onclick": () => REPORT.compare.open(result, rank),
+        "onclick": () => enlarge(result, rank),
       },
       REPORT.triple.triple(row),
-      element(
-        "div",
-        { class: "caption" },
-        sign(right),
-        element(
-          "button",
-          { "type": "button", "class": "rank", "aria-label": `Rank ${rank}: compare with the query` },
-          `${rank}`,
-        ),
-        element("span", { class: "distance", title: "distance" }, distanceText(distance)),
-        element("span", { class: "who" }, `id ${person(row)} · ${shortPlace(row)}`),
+      h(
+        "div.caption",
+        sign(positive),
+        h("button.rank", { "aria-label": `Rank ${rank}: compare with the query` }, `${rank}`),
+        h("span.distance.muted", { title: "distance" }, fixed(distance, 3)),
+        h("span.who.muted", `id ${person(row)} · ${cameraOf(row, { short: true })}`),
       ),
     );
   }
 
-  const distanceText = (distance) => fixed(distance, 3);
-
   function rankedTriples() {
-    const { rows, distances, match } = result;
-    const hits = rows.map((row, i) => hit(i + 1, row, distances[i]));
-    const beyond = match && match[0] > rows.length ? match : null;
-    if (beyond) {
-      const hidden = beyond[0] - rows.length - 1;
-      hits.push(
-        element(
-          "li",
-          { class: "gap" },
-          element("span", { "aria-hidden": "true" }, "⋯"),
-          hidden ? `${hidden} more wrong` : "",
-          element("small", {}, "then the first right match"),
-        ),
-      );
-      hits.push(hit(...beyond));
+    const hits = ranksOf(result).map(hit);
+    const { length } = result.rows;
+    if (hits.length > length) {
+      const hidden = result.match[0] - length - 1;
+      const text = hidden ? `${hidden} more negative` : "";
+      const gap = h("li.gap.muted", h("span", { "aria-hidden": "true" }, "⋯"), text);
+      gap.append(h("small", "then the first positive"));
+      hits.splice(length, 0, gap);
     }
-    return element("ol", { class: "hits", id: "hits" }, hits);
-  }
-
-  const fact = (name, value, className) =>
-    element("div", { class: className }, element("dt", {}, name), element("dd", {}, value));
-
-  /** The switches in words, for paper. */
-  function shownSettings() {
-    const { patterns, settings } = REPORT.summary;
-    const { pattern, setting } = REPORT.state.values;
-    const feature = patterns.find(({ id }) => id === pattern).name;
-    return `feature: ${feature} · modalities: ${settingName(settings.find(({ id }) => id === setting))}`;
+    return h("ol#hits.hits", hits);
   }
 
   function queryBlock() {
-    const { row, ap, inp, first, skipped } = result;
-    const { triples } = REPORT.summary;
+    const { row, rows, ap, inp, first, skipped } = result;
     const scores = skipped
-      ? element("p", { class: "skipped" }, "No right match in the gallery: this query is not scored.")
-      : element(
-          "dl",
-          { class: "scores" },
-          fact("AP", fixed(ap), "ap"),
+      ? h("p.skipped", "No positive in the gallery: this query is not scored.")
+      : h(
+          "dl.scores",
+          fact("AP", fixed(ap)),
           fact("INP", fixed(inp)),
-          fact("first right match", `rank ${first}`),
+          fact("first positive", `rank ${first}`),
         );
-    return element(
-      "div",
-      { "class": "query", "id": "query", "data-row": row },
+    const switches = `feature: ${patternNow()} · modalities: ${conditionName(conditionNow())}`;
+    return h(
+      "div#query.query",
+      { "data-row": row },
       REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
-      element(
-        "div",
-        { class: "about" },
-        element("p", { class: "print-only" }, shownSettings()),
-        element("h2", {}, `Query · id ${person(row)}`, element("span", {}, place(row))),
-        element("p", { class: "name" }, triples.names[row], element("small", {}, `row ${row}`)),
+      h(
+        "div.about",
+        h("p.print-only", switches),
+        h("h2", `Query · id ${person(row)}`, h("span", cameraOf(row))),
+        h("p.name", REPORT.summary.triples.names[row], h("small", `row ${row}`)),
         scores,
-        element(
-          "div",
-          { class: "first-hits" },
-          element("span", {}, `first ${result.rows.length} ranks`),
-          REPORT.queryList.hitStrip(result, result.rows.length),
-          element(
-            "span",
-            { class: "strip-key" },
-            element("i", { class: "right" }),
-            "right",
-            element("i", { class: "wrong" }),
-            "wrong",
-          ),
+        h(
+          "div.first-hits",
+          h("span.muted", `first ${rows.length} ranks`),
+          hitStrip(result, rows.length),
+          h("span.strip-key.muted", h("i.positive"), "positive", h("i.negative"), "negative"),
         ),
       ),
     );
@@ -123,10 +93,10 @@
 
   function showQuery(ranking) {
     const { query } = REPORT.state.values;
-    const at = query === null ? -1 : placeOf(query);
-    if (at < 0) return showMessage("No query matches the filters.");
+    const index = query === null ? -1 : indexOf(query);
+    if (index < 0) return showMessage("No query matches the filters.");
     const sameQuery = result && result.row === query;
-    result = resultOf(ranking, at);
+    result = resultOf(ranking, index);
     pane.body.replaceChildren(queryBlock(), rankedTriples());
     pane.body.classList.remove("loading-ranking");
     if (!sameQuery) pane.scroller.scrollTop = 0;
@@ -135,7 +105,7 @@
 
   function showMessage(text) {
     result = null;
-    pane.body.replaceChildren(element("p", { class: "message" }, text));
+    pane.body.replaceChildren(h("p.message", text));
   }
 
   function showFailure(error) {
@@ -146,21 +116,25 @@
   /** Shows the list, and a query if none was chosen. */
   function relist(ranking) {
     const { values, set } = REPORT.state;
-    const items = REPORT.queries.listed(ranking, values);
+    const items = listed(ranking, values);
     list.show(items, ranking);
     if (values.query === null && items.length) set({ query: REPORT.summary.queries[items[0]] });
   }
 
+  const rankingKey = () => `${REPORT.state.values.condition}_${REPORT.state.values.pattern}`;
+
+  /** The ranking of the present condition and pattern, if it is loaded. */
+  const ranking = () => REPORT.data.peek("ranking", rankingKey()).data;
+
   function refreshAll() {
-    const key = REPORT.data.rankingKey(REPORT.state.values);
-    const { data } = REPORT.data.peek("ranking", key);
+    const data = ranking();
     if (data) {
       relist(data);
       return showQuery(data);
     }
+    const key = rankingKey();
+    const stillWanted = (then) => (value) => key === rankingKey() && then(value);
     pane.body.classList.add("loading-ranking");
-    const stillWanted = (then) => (value) =>
-      key === REPORT.data.rankingKey(REPORT.state.values) && then(value);
     return REPORT.data.load("ranking", key).then(
       stillWanted(refreshAll),
       stillWanted((error) => {
@@ -171,59 +145,109 @@
     );
   }
 
-  const ranking = () => REPORT.data.peek("ranking", REPORT.data.rankingKey(REPORT.state.values)).data;
-
   function onChange(changed) {
-    if (changed.has("pattern") || changed.has("setting")) return void refreshAll();
+    if (changed.has("pattern") || changed.has("condition")) return void refreshAll();
     const data = ranking();
     if (!data) return;
-    if (FILTERS.some((name) => changed.has(name))) relist(data);
-    if (changed.has("query")) {
-      showQuery(data);
-      list.revealCurrent();
-    }
-    if (changed.has("tab")) list.revealCurrent();
+    if (["sort", ...Object.keys(NO_FILTERS)].some((name) => changed.has(name))) relist(data);
+    if (changed.has("query")) showQuery(data);
+    if (changed.has("query") || changed.has("tab")) list.revealCurrent();
   }
 
-  /** Opens the first, hardest query of an identity, with the list showing that identity alone. */
+  /** Opens the hardest query of an identity, with the list showing that identity alone. */
   function openIdentity(wanted) {
-    const filters = { ...NO_FILTERS, person: wanted };
+    const { values, set } = REPORT.state;
+    const changes = { ...NO_FILTERS, person: wanted, sort: "ap" };
     const data = ranking();
-    const [first] = data
-      ? REPORT.queries.listed(data, { ...REPORT.state.values, ...filters, sort: "ap" })
-      : [];
-    const query = first === undefined ? REPORT.state.values.query : REPORT.summary.queries[first];
-    REPORT.state.set({ ...filters, sort: "ap", query, tab: "ranks" });
+    const [first] = data ? listed(data, { ...values, ...changes }) : [];
+    set({ ...changes, query: REPORT.summary.queries[first] ?? values.query, tab: "ranks" });
   }
 
-  function openQuery(row) {
-    REPORT.state.set({ query: row, tab: "ranks" });
+  /* The enlarged view: the query and one gallery triple side by side. */
+
+  function side(row, ...heading) {
+    return h(
+      "figure.compare-side",
+      { "data-row": row },
+      h("figcaption", h("h3", heading), h("span.muted", `id ${person(row)} · ${cameraOf(row)}`)),
+      REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
+      h("p.name", REPORT.summary.triples.names[row]),
+    );
+  }
+
+  function drawEnlarged() {
+    const { result, ranks, at } = shown;
+    const [rank, row, distance] = ranks[at];
+    const positive = isPositive(result.row, row);
+    const name = signName(positive);
+    const verdict = h(
+      "span.verdict",
+      { class: name },
+      sign(positive),
+      `${name} · distance ${fixed(distance, 3)}`,
+    );
+    dialogBody.replaceChildren(side(result.row, "Query"), side(row, `Rank ${rank} `, verdict));
+    dialog.dataset.rank = rank;
+    dialog.querySelector(".previous").disabled = at === 0;
+    dialog.querySelector(".next").disabled = at === ranks.length - 1;
+    dialogOverlay.refresh();
+  }
+
+  function enlarge(result, rank) {
+    const ranks = ranksOf(result);
+    shown = { result, ranks, at: ranks.findIndex(([one]) => one === rank) };
+    drawEnlarged();
+    openDialog(dialog);
+  }
+
+  /** Shows the neighbour in rank. */
+  function stepRank(ranks) {
+    const at = Math.min(shown.ranks.length - 1, Math.max(0, shown.at + ranks));
+    if (at === shown.at) return;
+    shown.at = at;
+    drawEnlarged();
+  }
+
+  function buildEnlarged() {
+    dialog = byId("compare");
+    const control = h("div");
+    dialogBody = h("div.compare-body.with-patches");
+    const buttons = h(
+      "div.compare-buttons",
+      roundButton("previous", "←", "Previous rank (←)", () => stepRank(-1)),
+      roundButton("next", "→", "Next rank (→)", () => stepRank(1)),
+      roundButton("close", "×", "Close (Esc)", () => dialog.close()),
+    );
+    dialog.append(h("div.compare-bar", control, buttons), dialogBody);
+    dialogOverlay = new REPORT.overlay.Overlay(dialogBody, control);
+    closeByClickBeside(dialog);
+    dialog.addEventListener("close", () => {
+      REPORT.patchTip.hide();
+      dialogBody.replaceChildren();
+    });
   }
 
   function start(panel) {
-    const side = element("aside", { "class": "side", "aria-label": "Queries" });
-    const control = element("div", { id: "overlay-control" });
-    const body = element("div", { class: "pane-body with-patches", id: "pane-body" });
-    pane = { body, scroller: element("div", { class: "pane" }, control, body) };
-    panel.append(element("div", { class: "ranks" }, side, pane.scroller));
+    const side = h("aside.side", { "aria-label": "Queries" });
+    const control = h("div#overlay-control");
+    const body = h("div#pane-body.pane-body.with-patches");
+    pane = { body, scroller: h("div.pane", control, body) };
+    panel.append(h("div.ranks", side, pane.scroller));
     list = new REPORT.queryList.QueryList(side);
     overlay = new REPORT.overlay.Overlay(body, control);
-    control.hidden = !REPORT.summary.grid;
     overlay.refresh();
+    buildEnlarged();
     REPORT.state.onChange(onChange);
     return refreshAll();
   }
 
-  REPORT.rankLists = {
-    start,
-    openIdentity,
-    openQuery,
-    sign,
-    distanceText,
-    resetFilters: () => REPORT.state.set({ ...NO_FILTERS }),
-    step: (step) => list.step(step),
-    focusFilter: () => list.search.focus(),
-    tokens: () => overlay.tokens,
-    ranking,
-  };
+  const openQuery = (row) => REPORT.state.set({ query: row, tab: "ranks" });
+  const step = (step) => list.step(step);
+  const focusFilter = () => list.search.focus();
+  const isEnlarged = () => dialog.open;
+  /** How many aggregated tokens the images in front have. */
+  const tokens = () => (isEnlarged() ? dialogOverlay : overlay).tokens;
+
+  REPORT.rankLists = { start, openIdentity, openQuery, step, stepRank, focusFilter, isEnlarged, tokens };
+  Object.assign(REPORT.rankLists, { ranking, rankingKey });
 })();

@@ -4,8 +4,7 @@
 (function () {
   /** The browser refuses more than about 200 changes of the address in 30 s, and a held key makes more. */
   const WRITE_DELAY_MS = 200;
-  const TABS = ["overview", "ranks", "map"];
-  const OVERLAYS = ["off", "kept", "scores", "tokens"];
+  const TABS = { overview: "Overview", ranks: "Rank lists", map: "Feature map" };
   const SORTS = ["ap", "person", "name"];
   const COLOURS = ["person", "camera", "ap"];
 
@@ -18,23 +17,17 @@
   const oneOf = (choices) => (text) => choices.find((choice) => String(choice) === text);
   const wholeNumber = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined);
 
-  /** Without selection there is nothing to lay over; slimming selects, but aggregates no tokens. */
-  function overlaysOf({ grid, has_tokens }) {
-    if (!grid) return ["off"];
-    return has_tokens === false ? OVERLAYS.filter((overlay) => overlay !== "tokens") : OVERLAYS;
-  }
-
   /** Field → [how its text is read (undefined: not valid), value at the start]. */
   function describe(summary) {
-    const { patterns, settings, triples, queries, sources, modalities } = summary;
+    const { patterns, conditions, triples, queries, sources, modalities } = summary;
     const numSources = sources ? sources[modalities[0]].length : 0;
     const known = (column) => oneOf(["", ...new Set(column)]);
     return {
-      tab: [oneOf(TABS), TABS[0]],
+      tab: [oneOf(Object.keys(TABS)), "overview"],
       query: [oneOf(queries), null],
       pattern: [oneOf(patterns.map(({ id }) => id)), patterns[patterns.length - 1].id],
-      setting: [oneOf(settings.map(({ id }) => id)), settings[0].id],
-      overlay: [oneOf(overlaysOf(summary)), "off"],
+      condition: [oneOf(conditions.map(({ id }) => id)), conditions[0].id],
+      overlay: [oneOf(REPORT.overlay.modeNames()), "off"],
       source: [oneOf([...Array(1 + numSources).keys()]), 0],
       token: [(text) => (text === "extra" ? text : wholeNumber(text)), 0],
       camera: [known(triples.camera), ""],
@@ -49,20 +42,16 @@
 
   function fromAddress() {
     const given = new URLSearchParams(location.hash.slice(1));
-    const read = {};
-    for (const [name, [parse, first]] of Object.entries(fields)) {
-      const value = given.has(name) ? parse(given.get(name)) : undefined;
-      read[name] = value === undefined ? first : value;
-    }
-    return read;
+    const read = ([name, [parse, first]]) => [
+      name,
+      (given.has(name) ? parse(given.get(name)) : null) ?? first,
+    ];
+    return Object.fromEntries(Object.entries(fields).map(read));
   }
 
   function toAddress() {
-    const shown = new URLSearchParams();
-    for (const [name, value] of Object.entries(values)) {
-      if (name === "tab" || value !== initial[name]) shown.set(name, String(value));
-    }
-    return `#${shown}`;
+    const isNew = ([name, value]) => name === "tab" || value !== initial[name];
+    return `#${new URLSearchParams(Object.entries(values).filter(isNew))}`;
   }
 
   function write(method) {
@@ -90,8 +79,7 @@
 
   /** The next of the choices of a field, round and round. */
   function cycle(name, choices) {
-    const next = (choices.indexOf(values[name]) + 1) % choices.length;
-    set({ [name]: choices[next] });
+    set({ [name]: choices[(choices.indexOf(values[name]) + 1) % choices.length] });
   }
 
   function start(summary) {
@@ -109,5 +97,5 @@
   /** @param {function(Set<string>)} listener called with the names of the fields that changed. */
   const onChange = (listener) => listeners.push(listener);
 
-  REPORT.state = { values, start, set, cycle, onChange, TABS, overlaysOf };
+  REPORT.state = { values, start, set, cycle, onChange, TABS };
 })();

@@ -1,119 +1,73 @@
 "use strict";
 
-/** Tables of the overview: results, missing modalities, breakdowns. */
+/** Tables of the overview: results, missing modalities, breakdowns, cost. */
 (function () {
-  const { element } = REPORT.dom;
-  const { fixed, signed, settingName, count, compareValues, cameraName } = REPORT.words;
-  const METRICS = [
-    ["mAP", "mAP"],
-    ["mINP", "mINP"],
-    ["rank_1", "R-1"],
-    ["rank_5", "R-5"],
-    ["rank_10", "R-10"],
+  const { h, table, columnHead, rowHead, number } = REPORT.dom;
+  const { fixed, signed, compact, conditionName, count, compareValues, cameraName, NONE } = REPORT.words;
+  const { few, tint, legendScale } = REPORT.colours;
+  const METRICS = { mAP: "mAP", mINP: "mINP", rank_1: "R-1", rank_5: "R-5", rank_10: "R-10" };
+  const IDENTITY_COLUMNS = { person: "identity", queries: "queries", rank_1: "R-1", mAP: "mAP" };
+  const COSTS = [
+    { key: "gflops", label: "Computation", unit: "GFLOPs", heading: "GFLOPs" },
+    { key: "params_m", label: "Parameters", unit: "M", heading: "M parameters" },
   ];
 
-  const heading = (text, attributes) => element("th", { scope: "col", ...attributes }, text);
-  const number = (text, attributes) => element("td", { class: "number", ...attributes }, text);
+  const numberHead = (text, className = "") => columnHead(text, { class: `number ${className}` });
 
-  const resultOf = (setting, pattern) =>
-    REPORT.summary.results.find((result) => result.setting === setting && result.pattern === pattern);
+  const resultOf = (condition, pattern) =>
+    REPORT.summary.results.find((one) => one.condition === condition && one.pattern === pattern) || {};
 
-  /** Patterns × metrics for one setting, then the controls. */
-  function resultTable({ setting, pattern }) {
+  /** Patterns × metrics for one condition, then the controls. */
+  function resultTable({ condition, pattern }) {
     const { patterns, controls } = REPORT.summary;
-    const rows = patterns.map(({ id, name }) => {
-      const result = resultOf(setting, id) || {};
-      return element(
+    const metrics = (result) => Object.keys(METRICS).map((key) => number(fixed(result[key])));
+    const rows = patterns.map(({ id, name }) =>
+      h(
         "tr",
-        { "class": id === pattern ? "current" : null, "data-pattern": id },
-        element("th", { scope: "row" }, name),
-        METRICS.map(([key]) => number(fixed(result[key]))),
-      );
-    });
+        { "class": id === pattern && "current", "data-pattern": id },
+        rowHead(name),
+        metrics(resultOf(condition, id)),
+      ),
+    );
     const others = (controls || []).map((control) =>
-      element(
-        "tr",
-        { class: "control" },
-        element("th", { scope: "row" }, control.name, element("small", {}, "control")),
-        METRICS.map(([key]) => number(fixed(control[key]))),
-      ),
+      h("tr.control", rowHead(control.name, h("small", "control")), metrics(control)),
     );
-    return element(
-      "table",
-      { class: "figures", id: "result-table" },
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          heading("feature"),
-          METRICS.map(([, name]) => heading(name, { class: "number" })),
-        ),
-      ),
-      element("tbody", {}, rows),
-      others.length ? element("tbody", {}, others) : null,
-    );
+    const heads = Object.values(METRICS).map((name) => numberHead(name));
+    return table("table#result-table.figures", [[columnHead("feature"), heads]], rows, others);
   }
 
-  function settingCells(setting, { id }, pattern) {
-    const { settings } = REPORT.summary;
-    const result = resultOf(setting.id, id) || {};
-    const whole = resultOf(settings[0].id, id) || {};
+  function conditionCells(condition, { id }, pattern) {
+    const [complete] = REPORT.summary.conditions;
+    const result = resultOf(condition.id, id);
+    const whole = resultOf(complete.id, id);
     return ["mAP", "rank_1"].map((metric, i) =>
       number(
-        [
-          fixed(result[metric]),
-          setting === settings[0] ? null : element("small", {}, signed(result[metric] - whole[metric])),
-        ],
-        { class: `number ${i ? "" : "group"} ${id === pattern ? "current-column" : ""}` },
+        [fixed(result[metric]), condition !== complete && h("small", signed(result[metric] - whole[metric]))],
+        `${i ? "" : "group"} ${id === pattern ? "current-column" : ""}`,
       ),
     );
   }
 
-  /** Settings × patterns: mAP and Rank-1, with the difference to the first setting. */
-  function missingTable({ setting, pattern }, choose) {
-    const { settings, patterns } = REPORT.summary;
-    const rows = settings.map((one) =>
-      element(
+  /** Conditions × patterns: mAP and Rank-1, with the difference to the first condition. */
+  function missingTable({ condition, pattern }, choose) {
+    const { conditions, patterns } = REPORT.summary;
+    const rows = conditions.map((one) =>
+      h(
         "tr",
-        { "class": one.id === setting ? "current" : null, "data-setting": one.id },
-        element(
-          "th",
-          { scope: "row" },
-          element(
-            "button",
-            { class: "link", type: "button", onclick: () => choose(one.id) },
-            settingName(one),
-          ),
-        ),
-        patterns.map((each) => settingCells(one, each, pattern)),
+        { "class": one.id === condition && "current", "data-condition": one.id },
+        rowHead(h("button.link", { onclick: () => choose(one.id) }, conditionName(one))),
+        patterns.map((each) => conditionCells(one, each, pattern)),
       ),
     );
-    return element(
-      "table",
-      { class: "figures", id: "missing-table" },
-      element(
-        "thead",
-        {},
-        element(
-          "tr",
-          {},
-          element("td"),
-          patterns.map(({ name }) => heading(name, { colspan: 2, scope: "colgroup", class: "group span" })),
-        ),
-        element(
-          "tr",
-          {},
-          heading("modalities"),
-          patterns.map(() => [
-            heading("mAP", { class: "number group" }),
-            heading("R-1", { class: "number" }),
-          ]),
-        ),
-      ),
-      element("tbody", {}, rows),
+    const groups = patterns.map(({ name }) =>
+      columnHead(name, { colspan: 2, scope: "colgroup", class: "group span" }),
     );
+    const metrics = patterns.map(() => [numberHead("mAP", "group"), numberHead("R-1")]);
+    const heads = [
+      [h("td"), groups],
+      [columnHead("modalities"), metrics],
+    ];
+    return table("table#missing-table.figures", heads, rows);
   }
 
   /** Query camera × gallery camera, mAP as tint. */
@@ -122,125 +76,113 @@
     const columns = ordered("gallery");
     const cell = (query, gallery) => {
       const pair = pairs.find((one) => one.query === query && one.gallery === gallery);
-      if (!pair || !pair.queries) return element("td", { class: "no-pair" }, "–");
-      return element(
+      if (!pair || !pair.queries) return h("td.no-pair", NONE);
+      const queries = `${count(pair.queries, "query", "queries")} of ${cameraName(query)}`;
+      return h(
         "td",
         {
-          style: { background: REPORT.colours.tint(pair.mAP / 100) },
-          title: `${count(pair.queries, "query", "queries")} of ${cameraName(query)}, gallery of ${cameraName(gallery)}`,
+          style: { background: tint(pair.mAP / 100) },
+          title: `${queries}, gallery of ${cameraName(gallery)}`,
         },
-        element("b", {}, fixed(pair.mAP)),
-        element("small", {}, `R-1 ${fixed(pair.rank_1)}`),
+        h("b", fixed(pair.mAP)),
+        h("small", `R-1 ${fixed(pair.rank_1)}`),
       );
     };
-    const legend = element(
-      "div",
-      { class: "legend legend-scale", id: "camera-legend" },
-      "mAP 0",
-      element("i", { class: "scale", style: { background: REPORT.colours.tintGradient() } }),
-      "100 %",
-    );
-    const table = element(
-      "div",
-      { class: "scroll-x" },
-      element(
-        "table",
-        { class: "matrix", id: "camera-matrix" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            heading("query ╲ gallery"),
-            columns.map((camera) => heading(cameraName(camera))),
-          ),
-        ),
-        element(
-          "tbody",
-          {},
-          ordered("query").map((query) =>
-            element(
-              "tr",
-              {},
-              element("th", { scope: "row" }, cameraName(query)),
-              columns.map((gallery) => cell(query, gallery)),
-            ),
-          ),
-        ),
+    const rows = ordered("query").map((query) =>
+      h(
+        "tr",
+        rowHead(cameraName(query)),
+        columns.map((gallery) => cell(query, gallery)),
       ),
     );
-    return element("div", {}, table, legend);
+    const heads = ["query ╲ gallery", ...columns.map(cameraName)].map((name) => columnHead(name));
+    return [
+      h("div.scroll-x", table("table#camera-matrix.matrix", [heads], rows)),
+      h("div#camera-legend.legend.muted", legendScale(tint, "mAP 0", "100 %")),
+    ];
   }
-
-  const IDENTITY_COLUMNS = [
-    ["person", "identity"],
-    ["queries", "queries"],
-    ["rank_1", "R-1"],
-    ["mAP", "mAP"],
-  ];
 
   function identityRow(identity, open) {
     const width = `${Math.max(0, identity.mAP || 0)}%`;
-    return element(
+    return h(
       "tr",
       { "data-person": identity.person, "onclick": () => open(identity.person) },
-      element(
-        "th",
-        { scope: "row" },
-        element("button", { class: "link", type: "button" }, String(identity.person)),
-      ),
-      number(String(identity.queries)),
-      number(fixed(identity.rank_1)),
-      number(fixed(identity.mAP)),
-      element(
-        "td",
-        { "class": "bar-cell", "aria-hidden": "true" },
-        element("i", { class: "cell-bar", style: { width } }),
-      ),
+      rowHead(h("button.link", String(identity.person))),
+      [String(identity.queries), fixed(identity.rank_1), fixed(identity.mAP)].map((text) => number(text)),
+      h("td.bar-cell", { "aria-hidden": "true" }, h("i.cell-bar", { style: { width } })),
     );
   }
 
   /** Identities, hardest first; a click on a heading sorts by it, a click on a row opens its queries. */
   function identityTable(identities, open) {
     const order = { key: "mAP", down: false };
-    const body = element("tbody");
-    const heads = IDENTITY_COLUMNS.map(([key, name]) =>
-      heading(element("button", { type: "button", class: "sort", onclick: () => sortBy(key) }, name), {
-        "class": key === "person" ? null : "number",
+    const heads = Object.entries(IDENTITY_COLUMNS).map(([key, name]) =>
+      columnHead(h("button.sort", { onclick: () => sortBy(key) }, name), {
+        "class": key !== "person" && "number",
         "data-key": key,
       }),
     );
+    const body = h("tbody");
     const show = () => {
       const sign = order.down ? -1 : 1;
       const sorted = [...identities].sort(
         (a, b) => sign * (a[order.key] - b[order.key]) || compareValues(a.person, b.person),
       );
       body.replaceChildren(...sorted.map((identity) => identityRow(identity, open)));
-      heads.forEach((head) =>
-        head.setAttribute(
-          "aria-sort",
-          head.dataset.key !== order.key ? "none" : order.down ? "descending" : "ascending",
-        ),
-      );
+      for (const head of heads) {
+        const direction = order.down ? "descending" : "ascending";
+        head.setAttribute("aria-sort", head.dataset.key === order.key ? direction : "none");
+      }
     };
     const sortBy = (key) => {
-      order.down = order.key === key ? !order.down : false;
+      order.down = order.key === key && !order.down;
       order.key = key;
       show();
     };
     show();
-    return element(
-      "div",
-      { class: "scroll-y" },
-      element(
-        "table",
-        { class: "figures identities", id: "identity-table" },
-        element("thead", {}, element("tr", {}, heads, element("td"))),
-        body,
+    const identityTable = table("table#identity-table.figures.identities", [[heads, h("td")]]);
+    identityTable.append(body);
+    return h("div.scroll-y", identityTable);
+  }
+
+  const share = (value, total) => (total ? `${fixed((100 * value) / total)} %` : NONE);
+
+  /** One bar, divided by the shares of the parts. */
+  function costBar(cost, { key, label, unit }) {
+    const textOf = (part) => `${part.name} ${compact(part[key])} ${unit} (${share(part[key], cost[key])})`;
+    const pieces = cost.parts.map((part, i) =>
+      h("i", {
+        title: textOf(part),
+        hidden: !(part[key] > 0),
+        style: { "flex-grow": String(part[key] / (cost[key] || 1)), "background": few(i) },
+      }),
+    );
+    return h(
+      "div.stacked",
+      h("div.stacked-head", h("span", label), h("b", `${compact(cost[key])} ${unit}`)),
+      h(
+        "div.stacked-bar",
+        { "role": "img", "aria-label": `${label}: ${cost.parts.map(textOf).join(", ")}` },
+        pieces,
       ),
     );
   }
 
-  REPORT.tables = { resultTable, missingTable, cameraMatrix, identityTable, resultOf };
+  /** The cost of the model by part: two bars and the numbers. */
+  function costTable(cost) {
+    const rows = cost.parts.map((part, i) =>
+      h(
+        "tr",
+        rowHead(h("i.swatch", { style: { background: few(i) } }), part.name),
+        COSTS.map(({ key }) => number([compact(part[key]), h("small", share(part[key], cost[key]))])),
+      ),
+    );
+    const heads = [columnHead("part"), COSTS.map(({ heading }) => numberHead(heading))];
+    return [
+      COSTS.map((measure) => costBar(cost, measure)),
+      table("table#cost-table.figures.compact", [heads], rows),
+    ];
+  }
+
+  REPORT.tables = { resultTable, missingTable, cameraMatrix, identityTable, costTable, resultOf };
 })();

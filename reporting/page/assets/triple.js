@@ -2,32 +2,28 @@
 
 /** One triple: its modalities side by side, or one above the other where the images are wider than high. */
 (function () {
-  const { element } = REPORT.dom;
+  const { h } = REPORT.dom;
 
   const isWide = () => REPORT.summary.image.width > REPORT.summary.image.height;
 
-  const missingNow = () => {
-    const { settings } = REPORT.summary;
-    return settings.find(({ id }) => id === REPORT.state.values.setting).missing;
-  };
-
-  function modalityImage(row, name, place, { labelled, focusable }) {
+  function modalityImage(row, name, index, { labelled, focusable }) {
     const { modalities, triples } = REPORT.summary;
     // The file is a strip of all modalities: `object-fit: cover` shows the part at this position.
-    const position = modalities.length > 1 ? (100 * place) / (modalities.length - 1) : 50;
-    const image = element("img", {
+    const position = modalities.length > 1 ? (100 * index) / (modalities.length - 1) : 50;
+    const missing = REPORT.words.conditionNow().missing.includes(name);
+    const image = h("img", {
       src: `images/${row}.jpg`,
       alt: `${name} of ${triples.names[row]}`,
       decoding: "async",
       draggable: "false",
       style: { "object-position": `${position}% 50%` },
-      onerror: (event) => event.target.closest(".modality").classList.add("unreadable"),
+      onerror: (event) => event.target.parentNode.classList.add("unreadable"),
     });
-    return element(
-      "div",
-      { "class": "modality", "data-modality": name, "tabindex": focusable ? 0 : null },
+    return h(
+      "div.modality",
+      { "class": missing && "missing", "data-modality": name, "tabindex": focusable ? 0 : null },
       image,
-      labelled && element("span", { class: "modality-name" }, name),
+      labelled && h("span.modality-name", name),
     );
   }
 
@@ -37,31 +33,18 @@
    *     reached by keyboard.
    */
   function triple(row, options = {}) {
-    const node = element(
-      "div",
-      { "class": `triple ${isWide() ? "wide" : ""}`, "data-row": row },
-      REPORT.summary.modalities.map((name, place) => modalityImage(row, name, place, options)),
-    );
-    markMissing(node);
-    return node;
-  }
-
-  /** Shows which modalities the model did not get in the present setting. */
-  function markMissing(root) {
-    const missing = missingNow();
-    for (const node of root.querySelectorAll(".modality")) {
-      node.classList.toggle("missing", missing.includes(node.dataset.modality));
-    }
+    const images = REPORT.summary.modalities.map((name, index) => modalityImage(row, name, index, options));
+    return h("div.triple", { "class": isWide() && "wide", "data-row": row }, images);
   }
 
   /** The shape of the images, for the style sheet. */
   function setShape() {
     const { image, modalities } = REPORT.summary;
-    const shape = document.documentElement.style;
-    shape.setProperty("--image-ratio", `${image.width} / ${image.height}`);
-    shape.setProperty("--image-aspect", String(image.width / image.height));
-    shape.setProperty("--modalities", String(modalities.length));
-    document.documentElement.classList.toggle("wide-images", isWide());
+    const { style, classList } = document.documentElement;
+    style.setProperty("--image-ratio", `${image.width} / ${image.height}`);
+    style.setProperty("--image-aspect", String(image.width / image.height));
+    style.setProperty("--modalities", String(modalities.length));
+    classList.toggle("wide-images", isWide());
   }
 
   REPORT.triple = { triple, setShape };

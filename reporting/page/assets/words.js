@@ -32,18 +32,16 @@
     return fixed(value, size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 || size === 0 ? 2 : 4);
   }
 
-  const count = (number, one, many = `${one}s`) =>
-    `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+  const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 
-  const settingName = (setting) =>
-    setting.missing.length ? `without ${setting.missing.join(", ")}` : "complete";
+  const conditionName = ({ missing }) => (missing.length ? `without ${missing.join(", ")}` : "complete");
+  const conditionNow = () => REPORT.summary.conditions.find(({ id }) => id === REPORT.state.values.condition);
+  const patternNow = () => REPORT.summary.patterns.find(({ id }) => id === REPORT.state.values.pattern).name;
 
   function protocolSentence({ protocol, re_ranking: reRanking, gallery_size: gallery, queries }) {
     const rule = PROTOCOLS[protocol] || String(protocol);
-    const size = gallery
-      ? `${count(queries.length, "query", "queries")} against ${gallery.toLocaleString("en")}; `
-      : "";
-    return `${size}${rule}${reRanking ? "; k-reciprocal re-ranking" : ""}`;
+    const size = `${count(queries.length, "query", "queries")} against ${gallery?.toLocaleString("en")}; `;
+    return `${gallery ? size : ""}${rule}${reRanking ? "; k-reciprocal re-ranking" : ""}`;
   }
 
   /** Numbers by size, anything else by its letters, with "cam 10" after "cam 2". */
@@ -55,36 +53,17 @@
   /** "cam 2" for a number; a name stays as it is. */
   const cameraName = (camera) => (/^\d/.test(String(camera)) ? `cam ${camera}` : String(camera));
 
-  /** The camera, and the scene where the protocol goes by scenes. */
-  function place(row) {
+  /** The camera of a triple, and its scene where the protocol goes by scenes; short for narrow captions. */
+  function cameraOf(row, { short = false } = {}) {
     const { triples, protocol } = REPORT.summary;
     const camera = cameraName(triples.camera[row]);
-    return protocol === "scene" ? `${camera} · scene ${triples.scene[row]}` : camera;
-  }
-
-  /** The same for narrow captions. */
-  function shortPlace(row) {
-    const { triples, protocol } = REPORT.summary;
-    return protocol === "scene"
-      ? `${cameraName(triples.camera[row]).replace("cam ", "c")} · s${triples.scene[row]}`
-      : place(row);
+    if (protocol !== "scene") return camera;
+    const scene = triples.scene[row];
+    return short ? `${camera.replace("cam ", "c")} · s${scene}` : `${camera} · scene ${scene}`;
   }
 
   const person = (row) => REPORT.summary.triples.person[row];
 
-  REPORT.words = {
-    NONE,
-    fixed,
-    signed,
-    compact,
-    count,
-    settingName,
-    protocolSentence,
-    cameraName,
-    place,
-    shortPlace,
-    person,
-    isNumber,
-    compareValues,
-  };
+  REPORT.words = { NONE, isNumber, fixed, signed, compact, count, compareValues, protocolSentence };
+  Object.assign(REPORT.words, { conditionName, conditionNow, patternNow, cameraName, cameraOf, person });
 })();
