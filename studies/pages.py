@@ -6,15 +6,19 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from engine.files import check_destination, make_folder, save_bytes, save_json, save_text
+from reporting.extra import import_extra
 from structures import UserError
 from studies.bootstrap import WORDS, Difference
 from studies.summary import MODALITIES, Summary, VariantSummary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
 """By the word for a difference; the colour-blind can tell them apart."""
@@ -39,7 +43,8 @@ interval is over seeds alone. `GFLOPs`: multiply-adds for one triple. `minutes`:
 
 
 def check_summary_folder(folder: Path) -> None:
-    """Refuse a folder that `write_summary` cannot write into, before the work whose summary it is."""
+    """Fail before the work if `write_summary` could not write its summary into the folder."""
+    import_extra("matplotlib")
     for name in FILES:
         check_destination(folder / name, replaces=Path(name).suffix, makes_folder=True)
 
@@ -162,7 +167,9 @@ def markdown(summary: Summary) -> str:
 def draw(summary: Summary) -> Figure:
     """Left mAP of every run, with mean and standard deviation; right the difference with its interval."""
     count = len(summary.variants)
-    figure = Figure(figsize=(8.0, 1.1 + 0.34 * count), layout="constrained")
+    figure: Figure = import_extra("matplotlib.figure").Figure(
+        figsize=(8.0, 1.1 + 0.34 * count), layout="constrained"
+    )
     left, right = figure.subplots(1, 2, sharey=True)
     left.set_yticks(range(count), [variant.name for variant in summary.variants])
     left.set_ylim(count - 0.5, -0.5)

@@ -11,9 +11,9 @@ import ast
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from config import load_config
@@ -22,9 +22,13 @@ from engine.build import make_device
 from engine.files import check_destination, make_folder, save_json
 from evaluation.build import make_evaluate
 from modeling.cost import count_multiply_adds
+from reporting.extra import import_extra
 from structures import UserError
 from studies.pages import markdown_table, save_figure, show_mean
 from trained import load_trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,7 @@ class SweepPoint:
 
 def main(args: argparse.Namespace) -> None:
     """Measure all combinations, log a table, write JSON and a figure."""
+    import_extra("matplotlib")
     # A mistake in the last combination must not cost the others.
     ways = [(parse_layers(layers), keep) for layers in args.layers for keep in args.keep]
     points = [SweepPoint((), 1.0), *(SweepPoint(*way) for way in ways)]
@@ -102,7 +107,7 @@ def table(points: Sequence[SweepPoint]) -> str:
 
 def draw(points: Sequence[SweepPoint]) -> Figure:
     """MAP against multiply-adds: one line per choice of layers, the whole model as a star."""
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure: Figure = import_extra("matplotlib.figure").Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     for number, layers in enumerate(dict.fromkeys(point.layers for point in points)):
         line = sorted((point for point in points if point.layers == layers), key=lambda point: point.gflops)
