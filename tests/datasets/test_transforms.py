@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 from datasets import transforms
 from datasets.dataset import Transform
@@ -151,6 +152,25 @@ def test_an_image_draws_the_same_numbers_shared_or_not() -> None:
     torch.manual_seed(5)
     separate = apply(train_transform(flip_prob=0.5, padding=10), images)
     assert torch.equal(shared.rgb, separate.rgb)
+
+
+@pytest.mark.parametrize("padding", [0, 10, 40])  # 40: a crop may see nothing of the image
+def test_steps_and_draws_are_those_of_torchvision_one_by_one(padding: int) -> None:
+    """In DeMo's order, on one image after the other: resize, flip, pad, crop, normalise, erase."""
+    size, mean, std = (32, 16), [0.481, 0.458, 0.408], [0.269, 0.261, 0.276]
+    options: dict[str, Any] = {"size": size, "padding": padding, "flip_prob": 0.5, "erase_prob": 0.5}
+    transform = train_transform(**options, mean=mean, std=std)
+    flip_and_crop = [v2.RandomHorizontalFlip(0.5), v2.Pad(padding), v2.RandomCrop(size)]
+    move = v2.Compose([v2.Resize(size, v2.InterpolationMode.BICUBIC), *flip_and_crop])
+    to_unit_range = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()]
+    erase = v2.RandomErasing(0.5, scale=(0.02, 1 / 3), ratio=(0.3, 3.3), value="random")
+    finish = v2.Compose([*to_unit_range, v2.Normalize(mean, std), erase])
+    images = PerModality(noise_image(50, 30, 0), noise_image(32, 16, 1), noise_image(10, 10, 2))
+    for seed in range(20):
+        torch.manual_seed(seed)
+        expected_images = images.map(move).map(finish)
+        torch.manual_seed(seed)
+        assert all(map(torch.equal, apply(transform, images), expected_images))
 
 
 def test_a_transform_leaves_the_bytes_as_they_are() -> None:
