@@ -85,7 +85,7 @@ def evaluation(sizes: Sizes) -> Row:
         sizes,
         at_least=5,
         difference=pattern_difference,
-        tolerance=1e-4,  # the plain way rounds distances to float32
+        tolerance=1e-4,
     )
 
 

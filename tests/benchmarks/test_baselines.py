@@ -17,6 +17,7 @@ from benchmarks.rows_model import (
     training_of,
 )
 from benchmarks.rows_ranking import make_features, rank_plain, rank_project, score_difference
+from benchmarks.seps import similarity_difference
 from evaluation.rerank import rerank
 from modeling.hdm import HDM
 from solver.build import make_criterion, make_optimizer
@@ -145,3 +146,14 @@ def test_conditions_at_once_are_those_one_by_one() -> None:
 def test_drawn_files_are_as_large_as_photographs(tmp_path: Path) -> None:
     (record,) = draw_triples(tmp_path, 1)
     assert all(4000 < path.stat().st_size < 20000 for path in record.files)
+
+
+def test_difference_of_similarities_sees_values_and_kept_patches() -> None:
+    similarities, masks = torch.zeros(2, 5), (torch.ones(5, 2, 3), torch.ones(5, 2, 3))
+    other = similarities.clone()
+    other[1, 3] = 0.5
+    assert similarity_difference((similarities, masks), (other, masks)) == 0.5
+    one_pair = masks[1].clone()
+    one_pair[3, 1, 0] = 0  # text 3 of image 1: the pair that differs is left out
+    assert similarity_difference((similarities, masks), (other, (masks[0], one_pair))) == 0
+    assert similarity_difference((similarities, masks), (other, (masks[0], 1 - masks[1]))) == float("inf")
