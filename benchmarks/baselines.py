@@ -6,20 +6,19 @@ Each of them does the same work as the project and gives the same result; `tests
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torchvision.transforms as T
-from PIL import Image
-from timm.data.random_erasing import RandomErasing
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from modeling.branches.demo import HDM, SUBSETS, DeMoFusion
 from modeling.reid_model import MultiModalReID
 from structures import RETURN_PATTERNS, ModalBatch, ModalTokens, ModelOutput, PerModality
+
+Scores = tuple[float, float, np.ndarray]
+"""mAP, mINP and CMC."""
 
 
 def euclidean(query: np.ndarray, gallery: np.ndarray) -> np.ndarray:
@@ -35,12 +34,8 @@ def rank_by_loop(
     query_groups: np.ndarray,
     gallery_groups: np.ndarray,
     max_rank: int = 50,
-) -> tuple[float, float, np.ndarray]:
-    """Sort the whole matrix (Q, G), then score one query after the other; groups are cameras or scenes.
-
-    Returns:
-        mAP, mINP and CMC.
-    """
+) -> Scores:
+    """Sort the whole matrix (Q, G), then score one query after the other; groups are cameras or scenes."""
     indices = np.argsort(distances, axis=1)
     matches = (gallery_ids[indices] == query_ids[:, None]).astype(np.int32)
     curves, precisions, penalties = [], [], []
@@ -175,62 +170,15 @@ def plain_adam(groups: Sequence[Mapping[str, Any]]) -> Optimizer:
 @torch.no_grad()
 def evaluate_by_passes(
     model: Callable[[ModalBatch], ModelOutput], batches: Sequence[ModalBatch]
-) -> dict[int, tuple[float, float, np.ndarray]]:
-    """Score each return pattern by a pass of its own over the query and then the gallery, which are the same.
-
-    Returns:
-        By pattern: mAP, mINP and CMC.
-    """
+) -> dict[int, Scores]:
+    """Score each return pattern by its own pass over the query and then the gallery, which are the same."""
     ids = torch.cat([batch.person_ids for batch in batches]).numpy()
     cameras = torch.cat([batch.camera_ids for batch in batches]).numpy()
     scores = {}
     for pattern in RETURN_PATTERNS:
         features = torch.cat([model(batch).embedding(pattern) for batch in (*batches, *batches)])
-        normalised = nn.functional.normalize(features, dim=1).numpy()
+        # Random weights give features that are nearly equal: float32 distances would have ties.
+        normalised = nn.functional.normalize(features.double(), dim=1).numpy()
         query, gallery = normalised[: len(ids)], normalised[len(ids) :]
         scores[pattern] = rank_by_loop(euclidean(query, gallery), ids, ids, cameras, cameras)
     return scores
-
-
-class PlainImages:
-    """Triples of files, each image by itself through a chain of transforms on PIL images."""
-
-    def __init__(
-        self,
-        triples: Sequence[Sequence[Path]],
-        *,
-        size: tuple[int, int],
-        flip_prob: float = 0.5,
-        padding: int = 10,
-        erase_prob: float = 0.5,
-    ) -> None:
-        """Set up the chain; mean and standard deviation are 0.5.
-
-        Args:
-            triples: the three files of each.
-            size: height and width.
-            flip_prob: probability of a flip.
-            padding: pixels on each side before the crop.
-            erase_prob: probability of random erasing.
-        """
-        self.triples = triples
-        self.transform = T.Compose(
-            [
-                T.Resize(list(size), interpolation=T.InterpolationMode.BICUBIC),
-                T.RandomHorizontalFlip(flip_prob),
-                T.Pad(padding),
-                T.RandomCrop(list(size)),
-                T.ToTensor(),
-                T.Normalize([0.5] * 3, [0.5] * 3),
-                RandomErasing(erase_prob, mode="pixel", max_count=1, device="cpu"),
-            ]
-        )
-
-    def batch(self, rows: Sequence[int]) -> list[Tensor]:
-        """For each modality (B, 3, H, W)."""
-        samples = [[self._read(path) for path in self.triples[row]] for row in rows]
-        return [torch.stack(list(images)) for images in zip(*samples, strict=True)]
-
-    def _read(self, path: Path) -> Tensor:
-        image: Tensor = self.transform(Image.open(path).convert("RGB"))
-        return image

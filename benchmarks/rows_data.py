@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,7 @@ import torch
 from PIL import Image, ImageFilter
 from torch import Tensor
 
-from benchmarks.baselines import PlainImages
-from benchmarks.measure import by_turns, one_thread
-from benchmarks.report import RATIO, Figure, Row
-from benchmarks.sizes import Sizes
+from benchmarks.bench import Row, Sizes, compare
 from datasets.cache import RamCache
 from datasets.dataset import MultiModalDataset, collate
 from datasets.transforms import TrainTransform
@@ -41,73 +38,35 @@ def draw_triples(folder: Path, count: int) -> list[ImageRecord]:
 
 
 def data(sizes: Sizes) -> Row:
-    """Triples per second of one loading process; all ways run in this one, with one thread."""
-    with tempfile.TemporaryDirectory() as folder, one_thread():
-        records = draw_triples(Path(folder), sizes.triples)
-        rows = range(len(records))
-        plain = PlainImages([record.files for record in records], size=SIZE)
-        direct = make_dataset(records)
-        cached = make_dataset(records, RamCache(len(records), SIZE))
-        timing = by_turns(
-            {
-                "plain": lambda: _read_all(plain.batch, rows),
-                "project": lambda: _read_all(lambda part: collate(direct.__getitems__(part)).images, rows),
-                "cache": lambda: _read_all(lambda part: collate(cached.__getitems__(part)).images, rows),
-            },
-            sizes.effort,
-        )
-        difference = without_chance(records)
-    speeds = {way: len(records) / timing.median(way) for way in timing.seconds}
-    return Row(
-        "data",
-        f"data: {len(records)} training triples of {SIZE[0]} x {SIZE[1]} JPEG, one worker",
-        timing.median("plain"),
-        timing.median("project"),
-        (
-            Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=1.3),
-            Figure("with cache", timing.ratio("plain", "cache"), "x", at_least=2.5),
-            *(Figure(way, speed, "triples/s") for way, speed in speeds.items()),
-        ),
-        difference=difference,
-        tolerance=1e-6,
-        repeats=len(timing.seconds["plain"]),
-    )
-
-
-def make_dataset(
-    records: Sequence[ImageRecord], cache: RamCache | None = None, *, random: bool = True
-) -> MultiModalDataset:
-    """The project's way, with DeMo's augmentation or without any."""
+    """Training triples from files against the cache, in one process with one thread, as in a worker."""
     transform = TrainTransform(
-        size=SIZE,
-        flip_prob=0.5 if random else 0.0,
-        padding=10 if random else 0,
-        erase_prob=0.5 if random else 0.0,
-        mean=[0.5] * 3,
-        std=[0.5] * 3,
-        shared=False,
+        size=SIZE, flip_prob=0.5, padding=10, erase_prob=0.5, mean=[0.5] * 3, std=[0.5] * 3, shared=False
     )
-    return MultiModalDataset(records, transform, cache=cache)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            records = draw_triples(Path(folder), sizes.triples)
+            files = MultiModalDataset(records, transform)
+            cached = MultiModalDataset(records, transform, cache=RamCache(len(records), SIZE))
+            row = compare(
+                f"data: {len(records)} triples of {SIZE[0]} x {SIZE[1]}, files against DATALOADER.CACHE ram",
+                {"plain": lambda: read_all(files), "project": lambda: read_all(cached)},
+                sizes,
+                at_least=1.5,
+                difference=lambda plain, project: float((plain - project).abs().max()),
+            )
+    finally:
+        torch.set_num_threads(threads)
+    assert row.plain is not None
+    row.notes.update({"from files": f"{len(records) / row.plain:.0f} triples/s"})
+    row.notes.update({"from the cache": f"{len(records) / row.project:.0f} triples/s"})
+    return row
 
 
-def without_chance(records: Sequence[ImageRecord]) -> float:
-    """The largest difference between the ways where nothing is random: they draw in different orders."""
-    rows = range(min(BATCH, len(records)))
-    files = [record.files for record in records]
-    plain = PlainImages(files, size=SIZE, flip_prob=0, padding=0, erase_prob=0).batch(rows)
-    cache = RamCache(len(records), SIZE)
-    ways = [make_dataset(records, kept, random=False) for kept in (None, cache, cache)]
-    batches = [collate(dataset.__getitems__(rows)).images for dataset in ways]
-    return max(
-        float((ours - theirs).abs().max())
-        for images in batches
-        for ours, theirs in zip(images, plain, strict=True)
-    )
-
-
-def _read_all(read: Callable[[Sequence[int]], Sequence[Tensor]], rows: Sequence[int]) -> Tensor:
-    """Read batch by batch; the last one's images of one modality."""
-    last = torch.empty(0)
-    for start in range(0, len(rows), BATCH):
-        last = read(rows[start : start + BATCH])[0]
-    return last
+def read_all(dataset: MultiModalDataset) -> Tensor:
+    """Read batch by batch; the last one's RGB images."""
+    rows: Sequence[int] = range(len(dataset))
+    for start in range(0, len(dataset), BATCH):
+        batch = collate([dataset[row] for row in rows[start : start + BATCH]])
+    return batch.images.rgb

@@ -1,13 +1,10 @@
-"""The rows on the model: evaluation, HDM, the optimiser, and a training step with and without slimming."""
+"""The rows on the model: evaluation, missing modalities, a training step, and slimming."""
 
 from __future__ import annotations
 
 import copy
-import statistics
-import time
-from collections.abc import Callable
-from functools import cache, partial
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,26 +13,36 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from benchmarks.baselines import PlainHDM, PlainModel, evaluate_by_passes, plain_adam
-from benchmarks.measure import Timing, by_turns
-from benchmarks.report import RATIO, Figure, Row
+from benchmarks.baselines import PlainModel, Scores, evaluate_by_passes, plain_adam
+from benchmarks.bench import Row, Sizes, compare
 from benchmarks.rows_ranking import score_difference, scores_of
-from benchmarks.sizes import Sizes
 from config import load_config
 from engine.meter import gradient_norm
-from evaluation.build import make_evaluate
-from modeling.backbone import CLIP_WIDTH
-from modeling.branches.demo import HDM
-from modeling.cost import count_multiply_adds
+from evaluation.loop import evaluate
+from evaluation.result import ScoringOptions
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from solver.build import make_criterion, make_optimizer
-from structures import ModalBatch, ModelOutput, PerModality, RetrievalSet
+from structures import MISSING_CONDITIONS, ModalBatch, ModelOutput, PerModality, RetrievalSet
 
 NUM_CLASSES, NUM_CAMERAS = 171, 4  # those of RGBNT201
 EVALUATION_BATCH = 50
+SMALL_BACKBONE = "vit_tiny_stem_patch8"
 CPU = torch.device("cpu")
-SLIMMING = ["MODEL.SLIM_LAYERS", "[3,6,9]", "MODEL.SLIM_KEEP", "0.7", "INPUT.SHARED_AUGMENT", "True"]
+SLIMMING = ["MODEL.SLIM_KEEP", "0.7", "INPUT.SHARED_AUGMENT", "True", "MODEL.SLIM_LAYERS"]
+
+Step = Callable[[CfgNode, MultiModalReID, ModalBatch], Callable[[], float]]
+"""From a model to work on a batch that gives a number."""
+
+
+def make_demo(backbone: str, *overrides: str) -> tuple[CfgNode, MultiModalReID]:
+    """DeMo with a backbone, and its configuration; always with the same weights."""
+    size = ["INPUT.SIZE_TRAIN", "[128,64]", "INPUT.SIZE_TEST", "[128,64]", "MODEL.STRIDE_SIZE", "[8,8]"]
+    own = [*size, "MODEL.DROP_PATH", "0.0"] if backbone == SMALL_BACKBONE else ["MODEL.SIE_CAMERA", "True"]
+    parts = ["MODEL.GLOBAL_LOCAL", "True", "MODEL.HDM", "True", "MODEL.ATM", "True"]
+    cfg = load_config(None, [*parts, "MODEL.TRANSFORMER_TYPE", backbone, *own, *overrides])
+    torch.manual_seed(0)
+    return cfg, make_model(cfg, NUM_CLASSES, NUM_CAMERAS)
 
 
 def make_batch(cfg: CfgNode, size: int, *, first: int = 0) -> ModalBatch:
@@ -46,188 +53,120 @@ def make_batch(cfg: CfgNode, size: int, *, first: int = 0) -> ModalBatch:
     return ModalBatch(images, rows // 2, rows % 2, torch.zeros_like(rows))
 
 
-def make_demo(sizes: Sizes, backbone: str, *settings: str) -> tuple[CfgNode, MultiModalReID]:
-    """DeMo with a backbone, and its configuration; always with the same weights."""
-    cfg = load_config(None, [*sizes.settings(backbone), *settings])
-    torch.manual_seed(0)
-    return cfg, make_model(cfg, NUM_CLASSES, NUM_CAMERAS)
+def make_batches(cfg: CfgNode, count: int) -> list[ModalBatch]:
+    """`count` triples in batches for evaluation."""
+    starts = range(0, count, EVALUATION_BATCH)
+    return [make_batch(cfg, min(EVALUATION_BATCH, count - first), first=first) for first in starts]
+
+
+def evaluate_project(
+    model: MultiModalReID, batches: Sequence[ModalBatch], conditions: Sequence[str] = ("complete",)
+) -> dict[str, dict[int, Scores]]:
+    """The project's evaluation: by condition and return pattern."""
+    rows = np.arange(sum(map(len, batches)))
+    triples = RetrievalSet(DataLoader(batches, batch_size=None), rows, rows, "camera")  # type: ignore[arg-type]
+    found = evaluate(model, triples, conditions=conditions, scoring=ScoringOptions(), device=CPU)
+    return {
+        condition: {pattern: scores_of(metrics) for pattern, metrics in result.ranking.items()}
+        for condition, result in found.items()
+    }
 
 
 def evaluation(sizes: Sizes) -> Row:
-    """One pass over the test triples against a pass over query and gallery for each return pattern."""
-    cfg, model = make_demo(sizes, sizes.small_backbone)
-    model.eval()
-    batches = [
-        make_batch(cfg, min(EVALUATION_BATCH, sizes.evaluated - first), first=first)
-        for first in range(0, sizes.evaluated, EVALUATION_BATCH)
-    ]
-    rows = np.arange(sizes.evaluated)
-    triples = RetrievalSet(DataLoader(batches, batch_size=None), rows, rows, "camera")  # type: ignore[arg-type]
-
-    def project() -> dict[int, tuple[float, float, np.ndarray]]:
-        (result,) = make_evaluate(cfg, triples, CPU)(model).values()
-        return {pattern: scores_of(metrics) for pattern, metrics in result.ranking.items()}
-
-    timing = by_turns({"plain": lambda: evaluate_by_passes(model, batches), "project": project}, sizes.effort)
-    plain, found = timing.results.values()
-    seconds = timing.median("project")
-    rate = sizes.evaluated * 2 * sum(count_multiply_adds(model).values()) / seconds
-    return Row(
-        "evaluation",
+    """One pass over the test triples, against a pass over query and gallery for each return pattern."""
+    cfg, model = make_demo(SMALL_BACKBONE)
+    batches = make_batches(cfg, sizes.evaluated)
+    return compare(
         f"full evaluation, {sizes.evaluated} triples, small model",
-        timing.median("plain"),
-        seconds,
-        (
-            Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=5.5),
-            Figure("rate", rate / 1e9, "GFLOP/s"),
-        ),
-        difference=max(score_difference(plain[p], found[p]) for p in plain),
-        tolerance=1e-4,  # the plain way rounds distances to float32
-        repeats=len(timing.seconds["plain"]),
+        {
+            "plain": lambda: evaluate_by_passes(model.eval(), batches),
+            "project": lambda: evaluate_project(model, batches)["complete"],
+        },
+        sizes,
+        at_least=5,
+        difference=pattern_difference,
+        tolerance=1e-4,
     )
 
 
-def hdm(sizes: Sizes) -> Row:
-    """HDM forward, in evaluation mode."""
-    torch.manual_seed(0)
-    project = HDM(CLIP_WIDTH).eval()
-    plain = PlainHDM(project).eval()
-    globals_ = PerModality.build(lambda _: torch.randn(sizes.hdm_batch, CLIP_WIDTH))
-    patches = PerModality.build(lambda _: torch.randn(sizes.hdm_batch, 128, CLIP_WIDTH))
-    ways: dict[str, Callable[[], Tensor]] = {
-        "plain": lambda: plain(globals_, patches),
-        "project": lambda: project(globals_, patches),
-    }
-    with torch.no_grad():
-        timing = by_turns(ways, sizes.effort, calls=10)
-    return Row(
-        "hdm",
-        f"HDM forward, ViT-B-16 sizes, batch {sizes.hdm_batch}",
-        timing.median("plain"),
-        timing.median("project"),
-        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=5),),
-        difference=float((timing.results["plain"] - timing.results["project"]).abs().max()),
-        tolerance=1e-5,
-        repeats=len(timing.seconds["plain"]),
+def missing(sizes: Sizes) -> Row:
+    """All seven conditions of missing modalities at once, against one evaluation for each."""
+    cfg, model = make_demo(SMALL_BACKBONE)
+    batches = make_batches(cfg, sizes.evaluated)
+    conditions = list(MISSING_CONDITIONS)
+
+    def one_by_one() -> dict[str, dict[int, Scores]]:
+        return {name: evaluate_project(model, batches, [name])[name] for name in conditions}
+
+    return compare(
+        f"--missing all, {sizes.evaluated} triples, small model",
+        {"plain": one_by_one, "project": lambda: evaluate_project(model, batches, conditions)},
+        sizes,
+        at_least=2,
+        difference=lambda a, b: max(pattern_difference(a[name], b[name]) for name in conditions),
+        tolerance=1e-4,
     )
 
 
-def optimizer(sizes: Sizes) -> Row:
-    """A step of the optimiser on DeMo's parameters."""
-    cfg, model = make_demo(sizes, sizes.backbone)
-    models = {"plain": model, "project": copy.deepcopy(model)}
-    for each in models.values():
-        generator = torch.Generator().manual_seed(0)
-        for parameter in each.parameters():
-            parameter.grad = 1e-3 * torch.randn(parameter.shape, generator=generator)
-    steps = {
-        "plain": plain_adam(make_optimizer(cfg, models["plain"]).param_groups).step,
-        "project": make_optimizer(cfg, models["project"]).step,
-    }
-    timing: Timing[object] = by_turns(steps, sizes.effort)
-    pairs = zip(*(each.parameters() for each in models.values()), strict=True)
-    return Row(
-        "optimizer",
-        f"optimiser step, DeMo's {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters",
-        timing.median("plain"),
-        timing.median("project"),
-        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=3),),
-        difference=max(float((a - b).detach().abs().max()) for a, b in pairs),
-        tolerance=1e-5,
-        repeats=len(timing.seconds["plain"]),
-    )
-
-
-class TrainingRun(NamedTuple):
-    """What the training steps took.
-
-    Attributes:
-        timing: of the ways `plain`, `project`, `slimmed`, `evaluation` and perhaps `backbone`; the results
-            are the losses of the first step.
-        shares: by way, the multiply-adds per second as a share of the ceiling.
-        ceiling: the rate of matrix multiplication in FLOP/s, a median over the turns as all times are.
-        best_product: the rate of the fastest of all those products.
-    """
-
-    timing: Timing[float]
-    shares: dict[str, float]
-    ceiling: float
-    best_product: float
+def pattern_difference(first: dict[int, Scores], second: dict[int, Scores]) -> float:
+    """The largest difference of a score, over the return patterns."""
+    return max(score_difference(first[pattern], second[pattern]) for pattern in first)
 
 
 def training(sizes: Sizes) -> Row:
-    """A training step of DeMo without slimming."""
-    run = measure_training(sizes)
-    first = run.timing.results
-    shares = {name: 100 * share for name, share in run.shares.items()}
-    return Row(
-        "training",
-        f"training step {sizes.backbone} batch {sizes.batch}, no slimming",
-        run.timing.median("plain"),
-        run.timing.median("project"),
-        (
-            Figure(RATIO, run.timing.ratio("plain", "project"), "x", at_least=1.03),
-            Figure("share of ceiling", shares.pop("project"), "%", at_least=80),
-            *(Figure(f"{name} share", share, "%") for name, share in shares.items()),
-            Figure("ceiling", run.ceiling / 1e9, "GFLOP/s"),
-            Figure("fastest product", run.best_product / 1e9, "GFLOP/s"),
-        ),
-        difference=abs(first["plain"] - first["project"]) / abs(first["plain"]),
+    """A training step of DeMo, against one call of the backbone per modality, plain HDM and plain Adam."""
+    cfg, model = make_demo(sizes.backbone)
+    plain = PlainModel(copy.deepcopy(model))
+    batch, criterion = make_batch(cfg, sizes.batch), make_criterion(cfg)
+    adam = plain_adam(make_optimizer(cfg, plain.model).param_groups)
+    ways: dict[str, Callable[[], float]] = {
+        "plain": partial(train_step, plain, adam, criterion, batch),
+        "project": training_of(cfg, model, batch),
+    }
+    return compare(
+        f"training step, {sizes.backbone}, batch {sizes.batch}",
+        ways,
+        sizes,
+        at_least=1.0,
+        difference=lambda plain, project: abs(plain - project) / abs(plain),
         tolerance=1e-4,
-        repeats=len(run.timing.seconds["plain"]),
     )
 
 
 def slimming(sizes: Sizes) -> Row:
-    """A training step of DeMo with slimming, against the plain one without; the results differ by design."""
-    timing = measure_training(sizes).timing
-    return Row(
-        "slimming",
-        "the same with slimming [3, 6, 9] at 0.7",
-        timing.median("plain"),
-        timing.median("slimmed"),
-        (
-            Figure(RATIO, timing.ratio("plain", "slimmed"), "x", at_least=1.4),
-            Figure("to the project's own step", timing.ratio("project", "slimmed"), "x"),
-        ),
-        repeats=len(timing.seconds["plain"]),
+    """A training step of DeMo with slimming, against one without; the results differ by design."""
+    return _slim("training step", sizes, training_of, at_least=1.4)
+
+
+def slimmed_evaluation(sizes: Sizes) -> Row:
+    """Encoding a batch with slimming, against without; the results differ by design."""
+    return _slim("encoding", sizes, encoding_of, at_least=1.4)
+
+
+def _slim(title: str, sizes: Sizes, step_of: Step, *, at_least: float) -> Row:
+    layers = "[3,6,9]" if sizes.backbone != SMALL_BACKBONE else "[1,2]"  # the small one has few blocks
+    models = {"plain": make_demo(sizes.backbone), "project": make_demo(sizes.backbone, *SLIMMING, layers)}
+    return compare(
+        f"{title}, {sizes.backbone}, batch {sizes.batch}, slimming {layers} at 0.7 against none",
+        {name: step_of(cfg, model, make_batch(cfg, sizes.batch)) for name, (cfg, model) in models.items()},
+        sizes,
+        at_least=at_least,
     )
 
 
-@cache
-def measure_training(sizes: Sizes) -> TrainingRun:
-    """Time the steps of both rows by turns, and the ceiling between them."""
-    cfg, model = make_demo(sizes, sizes.backbone)
-    slim_cfg, slimmed = make_demo(sizes, sizes.backbone, *_slimming_for(model))
-    plain = PlainModel(copy.deepcopy(model))
-    batch = make_batch(cfg, sizes.batch)
-    adam = plain_adam(make_optimizer(cfg, plain.model).param_groups)
-    costs = count_multiply_adds(model)
-    rates: list[MatmulRate] = []
-    ways: dict[str, Callable[[], float]] = {
-        "plain": partial(train_step, plain, adam, make_criterion(cfg), batch),
-        "project": partial(
-            train_step, model, make_optimizer(cfg, model), make_criterion(cfg), batch, clip=True
-        ),
-        "slimmed": partial(
-            train_step, slimmed, make_optimizer(slim_cfg, slimmed), make_criterion(slim_cfg), batch, clip=True
-        ),
-        "evaluation": partial(evaluation_pass, model, batch),
-        "ceiling": lambda: rates.append(matmul_rate(model, sizes.batch)) or 0.0,  # type: ignore[func-returns-value]
-    }
-    flops = {"project": 6 * sum(costs.values()), "evaluation": 2 * sum(costs.values())}  # of one triple
-    if sizes.extras:
-        ways["backbone"] = partial(backbone_pass, model, batch)
-        flops["backbone"] = 6 * costs["backbone"]
-    timing = by_turns(ways, sizes.effort)
-    ceiling = statistics.median(rate.mean for rate in rates)
-    shares = {way: len(batch) * work / timing.median(way) / ceiling for way, work in flops.items()}
-    return TrainingRun(timing, shares, ceiling, max(rate.best for rate in rates))
+def training_of(cfg: CfgNode, model: MultiModalReID, batch: ModalBatch) -> Callable[[], float]:
+    """The project's training step, which also takes the gradient norm."""
+    return partial(train_step, model, make_optimizer(cfg, model), make_criterion(cfg), batch, clip=True)
 
 
-def _slimming_for(model: MultiModalReID) -> list[str]:
-    """Slimming as in the table; behind the first blocks of a backbone that has too few."""
-    return SLIMMING if len(model.backbone.vit.blocks) >= 9 else ["MODEL.SLIM_LAYERS", "[1,2]", *SLIMMING[2:]]
+def encoding_of(cfg: CfgNode, model: MultiModalReID, batch: ModalBatch) -> Callable[[], float]:
+    """The features of a batch, in evaluation mode."""
+
+    @torch.no_grad()
+    def encode() -> float:
+        return float(model.eval()(batch).heads[0].features.sum())
+
+    return encode
 
 
 def train_step(
@@ -248,47 +187,3 @@ def train_step(
         gradient_norm(model.parameters())
     optimizer.step()
     return loss.item()
-
-
-@torch.no_grad()
-def evaluation_pass(model: MultiModalReID, batch: ModalBatch) -> float:
-    """Encode a batch."""
-    return float(model.eval()(batch).heads[0].features.sum())
-
-
-def backbone_pass(model: MultiModalReID, batch: ModalBatch) -> float:
-    """The timm ViT alone, forward and backward, on the images of a batch."""
-    images = torch.cat(batch.images)
-    encoded = model.backbone(images, torch.zeros(len(images), dtype=torch.long))
-    total = encoded.globals_.square().mean() + encoded.patches.square().mean()
-    total.backward()
-    return total.item()
-
-
-class MatmulRate(NamedTuple):
-    """FLOP/s of matrix products: of all together, and of the fastest."""
-
-    mean: float
-    best: float
-
-
-def matmul_rate(model: MultiModalReID, batch: int, repeats: int = 5) -> MatmulRate:
-    """The rate of float32 matrix products of the sizes that the backbone's blocks have."""
-    width: int = model.backbone.vit.embed_dim
-    rows, columns = model.backbone.grid
-    tokens = 3 * batch * (rows * columns + 1)
-    flops, seconds = [], []
-    for left, middle, right in (
-        (tokens, width, 4 * width),
-        (tokens, 4 * width, width),
-        (width, tokens, width),
-    ):
-        a, b = torch.randn(left, middle), torch.randn(middle, right)
-        out = a @ b
-        for _ in range(repeats):
-            start = time.perf_counter()
-            torch.mm(a, b, out=out)
-            seconds.append(time.perf_counter() - start)
-            flops.append(2 * left * middle * right)
-    best = max(work / taken for work, taken in zip(flops, seconds, strict=True))
-    return MatmulRate(sum(flops) / sum(seconds), best)

@@ -7,16 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.baselines import euclidean, rank_by_loop, rerank_by_loop
-from benchmarks.measure import by_turns, in_child
-from benchmarks.report import RATIO, Figure, Row
-from benchmarks.sizes import Sizes
+from benchmarks.baselines import Scores, euclidean, rank_by_loop, rerank_by_loop
+from benchmarks.bench import Row, Sizes, compare, in_child
 from evaluation.ranking import rank
 from evaluation.rerank import rerank
 from structures import RankingMetrics
 
 ITEMS_PER_IDENTITY = 25
 NUM_GROUPS = 6
+MILLION_WIDTH = 512
 _BLOCK = 2**14
 
 
@@ -40,19 +39,19 @@ class Features(NamedTuple):
     gallery_groups: np.ndarray
 
 
-def make_features(sizes: tuple[int, int], width: int, seed: int = 0) -> Features:
-    """Features for a number of queries and of gallery items; no larger array is made on the way."""
+def make_features(shape: tuple[int, int], width: int, seed: int = 0) -> Features:
+    """Features for a number of queries and of gallery items."""
     rng = np.random.default_rng(seed)
-    num_identities = max(2, sizes[1] // ITEMS_PER_IDENTITY)
+    num_identities = max(2, shape[1] // ITEMS_PER_IDENTITY)
     centres = rng.standard_normal((num_identities, width), dtype=np.float32)
-    ids = [rng.integers(0, num_identities, size) for size in sizes]
-    groups = [rng.integers(0, NUM_GROUPS, size) for size in sizes]
+    ids = [rng.integers(0, num_identities, size) for size in shape]
+    groups = [rng.integers(0, NUM_GROUPS, size) for size in shape]
     query, gallery = (_around(centres, labels, rng) for labels in ids)
     return Features(query, gallery, *ids, *groups)
 
 
 def _around(centres: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A noisy copy of the centre of each label, (L, D), of length 1."""
+    """A noisy copy of the centre of each label, (L, D), of length 1; block by block, to save memory."""
     features = np.empty((len(labels), centres.shape[1]), dtype=np.float32)
     for start in range(0, len(labels), _BLOCK):
         block = features[start : start + _BLOCK]
@@ -63,24 +62,22 @@ def _around(centres: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -
     return features
 
 
-def rank_project(features: Features) -> tuple[float, float, np.ndarray]:
+def rank_project(features: Features) -> Scores:
     """The project's way."""
     return scores_of(rank(*features))
 
 
-def rank_plain(features: Features) -> tuple[float, float, np.ndarray]:
+def rank_plain(features: Features) -> Scores:
     """The plain way: all distances, then a loop."""
     return rank_by_loop(euclidean(features.query, features.gallery), *features[2:])
 
 
-def scores_of(metrics: RankingMetrics) -> tuple[float, float, np.ndarray]:
-    """What the plain way gives, too."""
+def scores_of(metrics: RankingMetrics) -> Scores:
+    """The scores that the plain way gives, too."""
     return metrics.mean_ap, metrics.mean_inp, metrics.cmc
 
 
-def score_difference(
-    first: tuple[float, float, np.ndarray], second: tuple[float, float, np.ndarray]
-) -> float:
+def score_difference(first: Scores, second: Scores) -> float:
     """The largest difference between mAP, mINP and CMC, as far as both curves go."""
     length = min(len(first[2]), len(second[2]))
     curves = float(np.abs(first[2][:length] - second[2][:length]).max())
@@ -90,74 +87,49 @@ def score_difference(
 def ranking(sizes: Sizes) -> Row:
     """Ranking by camera, with its memory."""
     prepare = partial(make_features, sizes.ranking, sizes.feature_width)
-    memory = [Figure("memory", in_child(prepare, rank_project).growth / 1e9, "GB", at_most=1.5)]
-    if sizes.extras:
-        memory.append(Figure("plain memory", in_child(prepare, rank_plain).growth / 1e9, "GB"))
-    return _ranking_row("ranking", "ranking {} x {}", sizes.ranking, sizes, at_least=6, also=tuple(memory))
+    ways = {"plain": rank_plain, "project": rank_project}
+    memory = {way: f"{in_child(prepare, work).growth / 1e9:.2f} GB" for way, work in ways.items()}
+    notes = {f"memory {way}": size for way, size in memory.items()}
+    return _rank("ranking", sizes.ranking, sizes, at_least=6, notes=notes)
 
 
 def scene(sizes: Sizes) -> Row:
     """Ranking by the scene protocol; to `rank` the groups are scenes instead of cameras."""
-    return _ranking_row("scene", "scene protocol {} x {}", sizes.scene, sizes, at_least=5)
+    return _rank("scene protocol", sizes.scene, sizes, at_least=5)
 
 
-def _ranking_row(
-    name: str,
-    title: str,
-    shape: tuple[int, int],
-    sizes: Sizes,
-    *,
-    at_least: float,
-    also: tuple[Figure, ...] = (),
+def _rank(
+    title: str, shape: tuple[int, int], sizes: Sizes, *, at_least: float, notes: dict[str, str] | None = None
 ) -> Row:
     features = make_features(shape, sizes.feature_width)
-    ways = {"plain": partial(rank_plain, features), "project": partial(rank_project, features)}
-    timing = by_turns(ways, sizes.effort)
-    return Row(
-        name,
-        title.format(*(f"{size:,}" for size in shape)),
-        timing.median("plain"),
-        timing.median("project"),
-        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=at_least), *also),
-        difference=score_difference(*timing.results.values()),
+    return compare(
+        f"{title} {shape[0]:,} x {shape[1]:,}",
+        {"plain": partial(rank_plain, features), "project": partial(rank_project, features)},
+        sizes,
+        at_least=at_least,
+        difference=score_difference,
         tolerance=1e-4,  # the plain way rounds distances to float32, which may swap near neighbours
-        repeats=len(timing.seconds["plain"]),
+        notes=notes,
     )
 
 
 def reranking(sizes: Sizes) -> Row:
     """K-reciprocal re-ranking, queries and gallery as one set."""
-    features = make_features(sizes.reranking, sizes.feature_width)
-    timing = by_turns(
-        {
-            "plain": lambda: rerank_by_loop(features.query, features.gallery),
-            "project": lambda: rerank(features.query, features.gallery),
-        },
-        sizes.effort,
-        warm_up=False,
-    )
-    plain, project = timing.results.values()
-    return Row(
-        "reranking",
+    query, gallery, *_ = make_features(sizes.reranking, sizes.feature_width)
+    return compare(
         f"re-ranking {sum(sizes.reranking):,} features",
-        timing.median("plain"),
-        timing.median("project"),
-        (Figure(RATIO, timing.ratio("plain", "project"), "x", at_least=5),),
-        difference=float(np.abs(plain - project).max()),
+        {"plain": lambda: rerank_by_loop(query, gallery), "project": lambda: rerank(query, gallery)},
+        sizes,
+        at_least=5,
+        difference=lambda plain, project: float(np.abs(plain - project).max()),
         tolerance=5e-3,  # both sum in half precision, whose steps near 1 are 1e-3
-        repeats=len(timing.seconds["plain"]),
+        warm_up=False,
     )
 
 
 def million(sizes: Sizes) -> Row:
     """A gallery that the plain way cannot rank: its distances and their order would take 12 GB."""
     assert sizes.million is not None
-    run = in_child(partial(make_features, sizes.million, sizes.million_width), rank_project)
-    queries, gallery = sizes.million
-    return Row(
-        "million",
-        f"ranking {gallery:,} gallery features against {queries:,} queries",
-        None,
-        run.seconds,
-        (Figure("memory with features", run.peak / 1e9, "GB", at_most=8),),
-    )
+    run = in_child(partial(make_features, sizes.million, MILLION_WIDTH), rank_project)
+    title = f"ranking {sizes.million[0]:,} x {sizes.million[1]:,}, features of {MILLION_WIDTH}"
+    return Row(title, None, run.seconds, notes={"memory with features": f"{run.peak / 1e9:.2f} GB"})

@@ -1,32 +1,21 @@
-"""Time SEPS, all pairs at once against one text at a time: `python -m benchmarks.seps --help`.
-
-Both ways run by turns in one process, on the same weights and inputs. The time is that of the best run, since
-what other programs take from the machine only adds to it. Memory is the growth of the peak over what was held
-before: of the resident set on the CPU (Linux only), of torch's allocator on CUDA.
-"""
+"""The row on SEPS: all pairs of images and texts at once, against one text at a time."""
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import gc
-import logging
 import math
-import re
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.bench import Row, Sizes, compare
 from modeling.seps import CrossSparseAggrNet, DualTokenAggregation, TokenSparse, create_seps_model
 from modeling.seps.sdtps import choose, combine_scores, extra_token, masked_softmax, min_max_normalise
 
-logger = logging.getLogger(__name__)
+EMBED, PATCHES, WORDS, LONG_WORDS = 512, 196, 20, 60
 
 
 class Inputs(NamedTuple):
@@ -41,12 +30,6 @@ class Inputs(NamedTuple):
 
 Result = tuple[Tensor, tuple[Tensor, Tensor]]
 """Similarities (V, T), and the decisions D_s and D_d, (T, V, N) each."""
-
-
-def all_pairs(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
-    """The way of this project; the model must be in training and have the masks of the paper."""
-    similarities, (sparse, dense) = model(*inputs)
-    return similarities, (sparse, dense)
 
 
 def one_text_at_a_time(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
@@ -120,116 +103,39 @@ def make_inputs(
     return Inputs(torch.randn(num_images, num_tokens, dim, device=device), *texts(words), *texts(long_words))
 
 
-class PeakMemory:
-    """Bytes that were held at the worst moment since the start; nan where that cannot be read."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        elif (reset := Path("/proc/self/clear_refs")).exists():
-            ctypes.CDLL(None).malloc_trim(0)  # what earlier steps have freed must not serve this one unseen
-            reset.write_text("5")  # the peak starts anew from what is held now
-        self.start = self._peak()
-
-    def grown(self) -> float:
-        """Peak since the start, minus what was held at the start."""
-        return self._peak() - self.start
-
-    def _peak(self) -> float:
-        if self.device == "cuda":
-            return torch.cuda.max_memory_allocated()
-        status = Path("/proc/self/status")
-        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
-        return int(found[1]) * 1024 if found else math.nan
-
-
-def measure(step: Callable[[], object], device: str) -> tuple[float, float]:
-    """Seconds and bytes of one step."""
-    memory = PeakMemory(device)
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, memory.grown()
-
-
-def compare(model: CrossSparseAggrNet, inputs: Inputs, repeats: int, device: str) -> None:
-    """Log the times and peaks of both ways, forward and forward + backward."""
-    ways = {"one text at a time": one_text_at_a_time, "all pairs at once": all_pairs}
-
-    with torch.no_grad():
-        (slow, slow_masks), (fast, fast_masks) = (way(model, inputs) for way in ways.values())
-    # Where two scores agree to the last bit or two, rounding may decide for another patch.
-    differ = [(a != b).any(dim=-1) for a, b in zip(slow_masks, fast_masks, strict=True)]
-    same = ~(differ[0] | differ[1]).T
-    logger.info(
-        "largest difference of a similarity: %.1e over the %d of %d pairs that keep the same patches",
-        (slow - fast).abs()[same].max().item(),
-        same.sum().item(),
-        same.numel(),
-    )
-
+def seps(sizes: Sizes) -> Row:
+    """SEPS, forward and backward: all pairs at once, against one text at a time as published."""
+    torch.manual_seed(0)
+    model = create_seps_model(EMBED, PATCHES, use_paper_version=False, ratio_loss="paper")
+    images, texts = sizes.pairs
+    inputs = make_inputs(images, texts, PATCHES + 1, EMBED, WORDS, LONG_WORDS, "cpu")
     trained = [inputs.img_embs, inputs.cap_embs, inputs.long_cap_embs, *model.parameters()]
 
-    def forward(way: Callable[[CrossSparseAggrNet, Inputs], Result]) -> None:
-        with torch.no_grad():
-            way(model, inputs)
-
-    def forward_backward(way: Callable[[CrossSparseAggrNet, Inputs], Result]) -> None:
+    def step(way: Callable[[], Result]) -> Result:
         for tensor in trained:
             tensor.requires_grad_().grad = None
-        way(model, inputs)[0].square().sum().backward()
+        similarities, masks = way()
+        similarities.square().sum().backward()
+        return similarities.detach(), masks
 
-    for name, step in {"forward": forward, "forward + backward": forward_backward}.items():
-        measured: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-        for _ in range(repeats):
-            for way, run in ways.items():
-                measured[way].append(measure(partial(step, run), device))
-        best = {way: min(seconds for seconds, _ in runs) for way, runs in measured.items()}
-        for way, runs in measured.items():
-            peak = max(peak for _, peak in runs) / 2**20
-            logger.info("%-18s | %-18s | %6.2f s | peak + %5.0f MiB", name, way, best[way], peak)
-        slow_seconds, fast_seconds = best.values()
-        logger.info("%-18s | %.1f times faster", name, slow_seconds / fast_seconds)
-
-
-def main() -> None:
-    """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--version", choices=["paper", "code"], default="code")
-    parser.add_argument("--images", type=int, default=32)
-    parser.add_argument("--texts", type=int, default=160)
-    parser.add_argument("--embed_size", type=int, default=512)
-    parser.add_argument("--patches", type=int, default=196, help="a class token is added")
-    parser.add_argument("--words", type=int, default=20)
-    parser.add_argument("--long_words", type=int, default=60)
-    parser.add_argument("--text_chunk", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    model = create_seps_model(
-        args.embed_size,
-        args.patches,
-        use_paper_version=args.version == "paper",
-        ratio_loss="paper",  # the masks as a pair
-        text_chunk=args.text_chunk,
-    ).to(args.device)
-    inputs = make_inputs(
-        args.images, args.texts, args.patches + 1, args.embed_size, args.words, args.long_words, args.device
+    ways = {"plain": partial(one_text_at_a_time, model, inputs), "project": partial(model, *inputs)}
+    return compare(
+        f"SEPS forward + backward, {images} images x {texts} texts",
+        {name: partial(step, way) for name, way in ways.items()},
+        sizes,
+        at_least=2.5,
+        difference=similarity_difference,
+        tolerance=1e-5,
     )
-    logger.info(
-        "%s version, %d images x %d texts, embed %d, %d patches, %s, %d threads",
-        args.version, args.images, args.texts, args.embed_size, args.patches, args.device, args.threads,
-    )  # fmt: skip
-    compare(model, inputs, args.repeats, args.device)
 
 
-if __name__ == "__main__":
-    main()
+def similarity_difference(first: Result, second: Result) -> float:
+    """The largest difference over the pairs that keep the same patches; infinite if that is not nearly all.
+
+    Where two scores agree to the last bit, rounding may decide for another patch.
+    """
+    kept = zip(first[1], second[1], strict=True)
+    differ = torch.stack([(a != b).any(dim=-1) for a, b in kept]).any(dim=0).T  # (V, T)
+    if differ.float().mean() > 0.1:
+        return math.inf
+    return float((first[0] - second[0]).abs()[~differ].max())

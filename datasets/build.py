@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,15 @@ import torch
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
-from datasets.cache import RamCache, make_caches
-from datasets.dataset import DatasetError, MultiModalDataset, Sample, Scan, Splits, collate
-from datasets.fingerprint import fingerprint
+from datasets.cache import RamCache, check_memory
+from datasets.dataset import DatasetError, MultiModalDataset, Records, Sample, Scan, Splits, collate
 from datasets.sampler import IdentitySampler
 from datasets.sources import SOURCES, DataSource
-from datasets.transforms import TestTransform, TrainTransform
-from datasets.validation import HeldOutSplits, hold_out
+from datasets.transforms import EvalTransform, TrainTransform
+from datasets.validation import hold_out
 from structures import ImageRecord, RetrievalSet
 
 logger = logging.getLogger(__name__)
-
-Records = tuple[ImageRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class TrainingSplit:
 
     Attributes:
         classes: identities, without those held out.
-        cameras: cameras by the reader's numbers; the place of a camera is its row in the camera embedding.
-        scenes: likewise.
+        cameras: the reader's camera numbers, in the order of the rows of the camera embedding.
+        scenes: the reader's scene numbers, likewise.
     """
 
     classes: int
@@ -112,10 +111,9 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
             validation triples.
         num_processes: number of processes.
     """
+    # Records, with some identities held out, and their fingerprints.
     source, folder = _find_data(cfg)
-    read = source.read(folder)
-    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, read.describe())
-    splits = _hold_out(cfg, source, read)
+    splits = _hold_out(cfg, source, _read(cfg, source, folder))
     if held_out := splits.validation:
         message = "held out for validation: %d identities, %d triples, from %s to %s"
         logger.info(message, cfg.DATASETS.VAL_IDS, len(held_out), held_out[0].name, held_out[-1].name)
@@ -124,8 +122,10 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         "test": fingerprint((*splits.query, *splits.gallery), folder),
     }
     split = _describe_training(splits.train)
-    splits, names = _number_all(cfg, source, splits, split)
+    splits, names = _number_groups(cfg, source, splits, split)
+    _check_memory(cfg, splits, num_processes)
 
+    # Training: the order of the samples, how they are augmented, and a loader.
     sampler = IdentitySampler(
         [record.person_id for record in splits.train],
         num_instances=cfg.DATALOADER.NUM_INSTANCE,
@@ -134,7 +134,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         rank=rank,
         num_processes=num_processes,
     )
-    train_transform = TrainTransform(
+    transform = TrainTransform(
         size=tuple(cfg.INPUT.SIZE_TRAIN),
         flip_prob=cfg.INPUT.PROB,
         padding=cfg.INPUT.PADDING,
@@ -143,33 +143,24 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,
     )
-    looked_up = {"test": (splits.query, splits.gallery)}
-    if splits.validation:
-        looked_up["validation"] = (splits.validation, splits.validation)
-    counts = [len(splits.train), *(len(_distinct(*pair)) for pair in looked_up.values())]
-    train_cache, *caches = _make_caches(cfg, *counts, num_processes=num_processes)
-    share: dict[str, Any] = {"protocol": source.protocol, "rank": rank, "num_processes": num_processes}
-    retrieval_sets = {
-        name: _make_retrieval_set(cfg, *pair, cache=cache, **share)
-        for (name, pair), cache in zip(looked_up.items(), caches, strict=True)
-    }
+    dataset = MultiModalDataset(
+        splits.train,
+        transform,
+        cfg.SOLVER.SEED,
+        replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
+        cache=_make_cache(cfg, splits.train),
+    )
+    batch_size = cfg.SOLVER.IMS_PER_BATCH // num_processes
+    train_loader = _make_loader(cfg, dataset, batch_size=batch_size, sampler=sampler, drop_last=True)
+
+    # What is evaluated: the test split, and the identities that are held out.
+    retrieve = partial(_make_retrieval_set, cfg, source, rank=rank, num_processes=num_processes)
+    validation = retrieve(splits.validation, splits.validation) if splits.validation else None
     return DataBundle(
-        train_loader=_make_loader(
-            MultiModalDataset(
-                splits.train,
-                train_transform,
-                cfg.SOLVER.SEED,
-                replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
-                cache=train_cache,
-            ),
-            batch_size=cfg.SOLVER.IMS_PER_BATCH // num_processes,
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-            sampler=sampler,
-            drop_last=True,
-        ),
+        train_loader=train_loader,
         sampler=sampler,
-        test=retrieval_sets["test"],
-        validation=retrieval_sets.get("validation"),
+        test=retrieve(splits.query, splits.gallery),
+        validation=validation,
         split=split,
         fingerprints=fingerprints,
         **names,
@@ -188,13 +179,33 @@ def build_test_data(
         num_processes: number of processes.
     """
     source, folder = _find_data(cfg)
-    read = source.read(folder, test_only=True)
-    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, read.describe())
-    splits, names = _number_all(cfg, source, HeldOutSplits(*read), trained_on or TrainingSplit(0, (), ()))
-    pair = splits.query, splits.gallery
-    (cache,) = _make_caches(cfg, len(_distinct(*pair)), num_processes=num_processes)
-    share: dict[str, Any] = {"protocol": source.protocol, "rank": rank, "num_processes": num_processes}
-    return EvaluationData(test=_make_retrieval_set(cfg, *pair, cache=cache, **share), **names)
+    read = _read(cfg, source, folder, test_only=True)
+    splits, names = _number_groups(cfg, source, read, trained_on or TrainingSplit(0, (), ()))
+    _check_memory(cfg, splits, num_processes)
+    share = {"rank": rank, "num_processes": num_processes}
+    return EvaluationData(
+        test=_make_retrieval_set(cfg, source, splits.query, splits.gallery, **share), **names
+    )
+
+
+def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
+    """A hash over the files of each record (path below `folder` and size), its identity, camera and scene.
+
+    No file is opened. The sizes show that two images were exchanged under their names. The folder itself may
+    move.
+    """
+
+    def size_of(path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except OSError:  # the loader will name the file
+            return -1
+
+    digest = hashlib.sha256()
+    for record in records:
+        files = [(os.path.relpath(path, folder), size_of(path)) for path in record.files]
+        digest.update(repr((files, record.person_id, record.camera_id, record.scene_id)).encode())
+    return digest.hexdigest()
 
 
 def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
@@ -208,10 +219,17 @@ def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
         return None
 
 
-def _hold_out(cfg: CfgNode, source: DataSource, read: Splits) -> HeldOutSplits:
+def _read(cfg: CfgNode, source: DataSource, folder: Path, *, test_only: bool = False) -> Splits:
+    """The splits of a data set; their sizes are logged."""
+    read = source.read(folder, test_only=test_only)
+    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, read.describe())
+    return read
+
+
+def _hold_out(cfg: CfgNode, source: DataSource, read: Splits) -> Splits:
     """Take the identities that DATASETS.VAL_IDS holds out from the training split."""
     if not cfg.DATASETS.VAL_IDS:
-        return HeldOutSplits(*read)
+        return read
     ids_per_batch = cfg.SOLVER.IMS_PER_BATCH // cfg.DATALOADER.NUM_INSTANCE
     return hold_out(read, cfg.DATASETS.VAL_IDS, protocol=source.protocol, ids_per_batch=ids_per_batch)
 
@@ -224,53 +242,63 @@ def _describe_training(records: Records) -> TrainingSplit:
     )
 
 
-def _number_all(
-    cfg: CfgNode, source: DataSource, splits: HeldOutSplits, trained_on: TrainingSplit
-) -> tuple[HeldOutSplits, dict[str, tuple[str, ...]]]:
-    """Number cameras and scenes, see `_number`; returns also `camera_names` and `scene_names`."""
-    unseen = cfg.TEST.UNSEEN_CAMERA
-    splits, cameras = _number(
-        "camera", splits, trained_on.cameras, unseen=unseen if cfg.MODEL.SIE_CAMERA else "ignore"
-    )
-    splits, scenes = _number(
-        "scene", splits, trained_on.scenes, unseen=unseen if cfg.MODEL.SIE_VIEW else "ignore"
-    )
+def _number_groups(
+    cfg: CfgNode, source: DataSource, splits: Splits, trained_on: TrainingSplit
+) -> tuple[Splits, dict[str, tuple[str, ...]]]:
+    """Number cameras and scenes from 0, those of training first, and say what happens to the others.
+
+    Returns:
+        The splits with the new numbers, and `camera_names` and `scene_names` by new number.
+    """
+    evaluated = (*splits.query, *splits.gallery, *splits.validation)
+    where = "test or validation" if splits.validation else "test"
+    numbers: dict[str, dict[int, int]] = {}
+    for kind, trained, is_embedded in (
+        ("camera", trained_on.cameras, cfg.MODEL.SIE_CAMERA),
+        ("scene", trained_on.scenes, cfg.MODEL.SIE_VIEW),
+    ):
+        others = sorted({getattr(record, f"{kind}_id") for record in evaluated} - set(trained))
+        numbers[kind] = {old: new for new, old in enumerate([*trained, *others])}
+        if others and is_embedded:
+            unseen = cfg.TEST.UNSEEN_CAMERA
+            listed = ", ".join(map(str, others))
+            without = f"no training images of the {where} {kind}s {listed} (counted from 0)"
+            if unseen == "error":
+                raise DatasetError(
+                    f"there are {without}; set TEST.UNSEEN_CAMERA to mean or zero to give them an embedding"
+                )
+            logger.warning("there are %s; their embedding is %s", without, unseen)
+
+    def renumber(record: ImageRecord) -> ImageRecord:
+        camera, scene = numbers["camera"][record.camera_id], numbers["scene"][record.scene_id]
+        return replace(record, camera_id=camera, scene_id=scene)
+
     names = {
-        "camera_names": tuple(source.name_camera(camera) for camera in cameras),
-        "scene_names": tuple(map(str, scenes)),
+        "camera_names": tuple(map(source.name_camera, numbers["camera"])),
+        "scene_names": tuple(map(str, numbers["scene"])),
     }
-    return splits, names
+    return Splits(*(tuple(map(renumber, split)) for split in splits)), names
 
 
 def _make_retrieval_set(
-    cfg: CfgNode,
-    query: Records,
-    gallery: Records,
-    *,
-    cache: RamCache | None,
-    protocol: str,
-    rank: int,
-    num_processes: int,
+    cfg: CfgNode, source: DataSource, query: Records, gallery: Records, *, rank: int, num_processes: int
 ) -> RetrievalSet:
     """A loader of the distinct triples of query and gallery, this process's part, and their rows."""
-    transform = TestTransform(
+    transform = EvalTransform(
         size=tuple(cfg.INPUT.SIZE_TEST), mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD
     )
     records = _distinct(query, gallery)
     row_of = {record.paths: row for row, record in enumerate(records)}
-    dataset = MultiModalDataset(records, transform, mask_transform=transform.mask, cache=cache)
+    dataset = MultiModalDataset(
+        records, transform, mask_transform=transform.mask, cache=_make_cache(cfg, records)
+    )
     # A block of consecutive rows for each process: joined by rank, they are in order again.
     own_rows = np.array_split(np.arange(len(records)), num_processes)[rank].tolist()
     return RetrievalSet(
-        _make_loader(
-            dataset,
-            sampler=own_rows,
-            batch_size=cfg.TEST.IMS_PER_BATCH,
-            num_workers=cfg.DATALOADER.NUM_WORKERS,
-        ),
+        _make_loader(cfg, dataset, batch_size=cfg.TEST.IMS_PER_BATCH, sampler=own_rows),
         query_rows=np.array([row_of[record.paths] for record in query]),
         gallery_rows=np.array([row_of[record.paths] for record in gallery]),
-        protocol=protocol,
+        protocol=source.protocol,
     )
 
 
@@ -304,52 +332,21 @@ def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
     return source, folder
 
 
-def _number(
-    kind: str, splits: HeldOutSplits, trained: Sequence[int], *, unseen: str
-) -> tuple[HeldOutSplits, list[int]]:
-    """Number the cameras or scenes from 0, those of training first; say what happens to the others.
-
-    Args:
-        kind: `camera` or `scene`.
-        splits: with the numbers of the reader.
-        trained: the numbers of training, in the order of their rows in the embedding.
-        unseen: `mean`, `zero` (logged), `error`, or `ignore` where the kind does not matter to the model.
-
-    Returns:
-        the splits with the new numbers, and by new number the old one.
-    """
-    key = f"{kind}_id"
-    evaluated = (*splits.query, *splits.gallery, *splits.validation)
-    others = sorted({getattr(record, key) for record in evaluated} - set(trained))
-    where = "test or validation" if splits.validation else "test"
-    without = f"no training images of the {where} {kind}s {', '.join(map(str, others))} (counted from 0)"
-    if others and unseen == "error":
-        raise DatasetError(
-            f"there are {without}; set TEST.UNSEEN_CAMERA to mean or zero to give them an embedding"
-        )
-    if others and unseen != "ignore":
-        logger.warning("there are %s; their embedding is %s", without, unseen)
-    old_numbers = [*trained, *others]
-    number = {old: new for new, old in enumerate(old_numbers)}
-
-    def renumber(record: ImageRecord) -> ImageRecord:
-        changed: dict[str, Any] = {key: number[getattr(record, key)]}
-        return replace(record, **changed)
-
-    return HeldOutSplits(*(tuple(map(renumber, split)) for split in splits)), old_numbers
+def _check_memory(cfg: CfgNode, splits: Splits, num_processes: int) -> None:
+    """With DATALOADER.CACHE ram: are there enough bytes for the caches of all splits?"""
+    if cfg.DATALOADER.CACHE == "ram":
+        count = len(splits.train) + len(_distinct(splits.query, splits.gallery)) + len(splits.validation)
+        # torchrun may have started processes on other machines, which have memory of their own.
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+        check_memory(count, tuple(cfg.INPUT.SIZE_TRAIN), num_processes=local)
 
 
-def _make_caches(cfg: CfgNode, *counts: int, num_processes: int) -> list[RamCache] | list[None]:
-    """For each number of triples what DATALOADER.CACHE says: a cache, or none."""
-    if cfg.DATALOADER.CACHE == "none":
-        return [None for _ in counts]
-    # torchrun may have started processes on other machines, which have memory of their own.
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
-    return make_caches(*counts, size=tuple(cfg.INPUT.SIZE_TRAIN), num_processes=local)
+def _make_cache(cfg: CfgNode, records: Records) -> RamCache | None:
+    return RamCache(len(records), tuple(cfg.INPUT.SIZE_TRAIN)) if cfg.DATALOADER.CACHE == "ram" else None
 
 
 def _outlive_signals(_: int) -> None:
-    """In a loader process: leave a stop signal to the main process, which finishes its step first.
+    """In a loader process: ignore stop signals; the main process gets them too, and finishes its step first.
 
     SLURM and a terminal send their signals to the whole process group. A loader process ends when the main
     process has no more work for it, when `_end_loader_processes` kills it, or when the main process is gone.
@@ -380,16 +377,16 @@ def _end_loader_processes() -> None:
 
 
 def _make_loader(
-    dataset: MultiModalDataset, *, batch_size: int, num_workers: int, **options: Any
+    cfg: CfgNode, dataset: MultiModalDataset, *, batch_size: int, **options: Any
 ) -> DataLoader[Sample]:
     return DataLoader(
         dataset,
         batch_size=batch_size,
-        num_workers=num_workers,
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
         collate_fn=collate,
         worker_init_fn=_outlive_signals,
         pin_memory=torch.cuda.is_available(),
-        persistent_workers=num_workers > 0,
+        persistent_workers=cfg.DATALOADER.NUM_WORKERS > 0,
         # Without its own generator each pass over a loader would draw from the global one.
         generator=torch.Generator(),
         **options,

@@ -1,8 +1,7 @@
-"""Images that are kept in memory: read once by whichever process comes first, then seen by all of them.
+"""Resized images kept in memory: one process reads a triple, and all of them see it.
 
-What is kept is the result of `resize` (`datasets/transforms.py`), the bytes of each triple at the size of the
-input. They are the same in every epoch, and smaller than what is on disk once decoded: 295 kB for a triple of
-256 × 128 pixels.
+What is kept is the result of `resize` (`datasets/transforms.py`), the same bytes in every epoch: 295 kB for a
+triple of 256 × 128 pixels.
 """
 
 from __future__ import annotations
@@ -27,34 +26,32 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class RamCache:
-    """Triples of bytes in memory that processes share, be they forked or spawned.
+    """Triples of bytes in memory that processes share, whether forked or spawned.
 
-    A place takes up memory once it is filled. Two processes that fill the same place at the same time write
-    the same bytes, so that they need not wait for each other. When the last process ends, the system frees
-    the memory: it has no name that could be left behind.
+    A triple takes up memory once it is put. Two processes that put the same triple at the same time write the
+    same bytes, so that no lock is needed. The memory has no name; the system frees it when the last process
+    ends.
     """
 
     def __init__(self, num_triples: int, size: tuple[int, int]) -> None:
-        """Reserve a place for each of `num_triples` triples of images of `size` (height, width)."""
-        self._shape = (num_triples, *_triple_shape(size))
-        descriptor = _make_anonymous_file(num_triples + num_triples * cache_bytes(1, size))
-        self._map(descriptor)
+        """Hold up to `num_triples` triples of images of `size` (height, width); all are absent at first."""
+        self._shape = (num_triples, len(Modality), 3, *size)
+        self._map(_make_anonymous_file(num_triples + cache_bytes(num_triples, size)))
 
     def get(self, row: int) -> Tensor | None:
-        """The triple, (3, 3, H, W) bytes, not to be changed; None if its place is empty."""
+        """The triple, (3, 3, H, W) bytes, not to be changed; None if it is absent."""
         return self._images[row] if self._filled[row] else None
 
     def put(self, row: int, images: Tensor) -> None:
         """Keep a triple, (3, 3, H, W) bytes."""
         self._images[row] = images
-        self._filled[row] = 1  # last of all: what another process sees as filled is whole
+        self._filled[row] = 1  # last: a triple that another process sees as filled is complete
 
     def _map(self, descriptor: int) -> None:
         self._descriptor = descriptor
         memory = torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
-        num_triples = self._shape[0]
-        self._filled, images = memory[:num_triples], memory[num_triples:]
-        self._images = images.view(self._shape)
+        self._filled = memory[: self._shape[0]]
+        self._images = memory[self._shape[0] :].view(self._shape)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a spawned process: the same memory, by its descriptor."""
@@ -69,19 +66,19 @@ class RamCache:
             os.close(self._descriptor)
 
 
-def make_caches(*counts: int, size: tuple[int, int], num_processes: int = 1) -> list[RamCache]:
-    """A cache for each of several sets of triples, if all of them fit into memory together.
+def check_memory(num_triples: int, size: tuple[int, int], *, num_processes: int = 1) -> None:
+    """Refuse a cache that does not fit into memory.
 
     Args:
-        counts: triples of each set.
+        num_triples: of all splits together.
         size: height and width of the images.
-        num_processes: processes on this machine that make the same caches, each for itself.
+        num_processes: processes on this machine, each of which makes its own caches.
 
     Raises:
-        UserError: they do not fit.
+        UserError: it does not fit.
     """
-    needed, free = num_processes * cache_bytes(sum(counts), size), free_memory()
-    what = f"{_gigabytes(needed)} for {sum(counts)} triples of {size[0]} x {size[1]} pixels"
+    needed, free = num_processes * cache_bytes(num_triples, size), free_memory()
+    what = f"{_gigabytes(needed)} for {num_triples} triples of {size[0]} x {size[1]} pixels"
     if num_processes > 1:
         what += f", once for each of {num_processes} processes"
     if needed > _SHARE * free:
@@ -90,16 +87,15 @@ def make_caches(*counts: int, size: tuple[int, int], num_processes: int = 1) -> 
             f"{_SHARE:.0%} of the memory that is free; set DATALOADER.CACHE none"
         )
     logger.info("DATALOADER.CACHE ram takes up to %s, filled as images are read", what)
-    return [RamCache(count, size) for count in counts]
 
 
 def cache_bytes(num_triples: int, size: tuple[int, int]) -> int:
     """Memory that a full cache takes."""
-    return num_triples * torch.Size(_triple_shape(size)).numel()
+    return num_triples * len(Modality) * 3 * size[0] * size[1]
 
 
 def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -> int:
-    """Bytes that can be taken without anything else being pushed out: of the machine, or of its container."""
+    """Bytes that are available: of the machine, or of its container."""
     try:
         fields = dict(line.split(":") for line in meminfo.read_text().splitlines())
         free = 1024 * int(fields["MemAvailable"].split()[0])
@@ -115,12 +111,8 @@ def free_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGROUP) -
     return min(free, limit - used + reclaimable)
 
 
-def _triple_shape(size: tuple[int, int]) -> tuple[int, ...]:
-    return (len(Modality), 3, *size)
-
-
 def _make_anonymous_file(num_bytes: int) -> int:
-    """A descriptor of zeros that nothing is set aside for yet; on Linux in memory, not bound by /dev/shm."""
+    """The descriptor of a sparse file of zeros; on Linux in memory, without the limit of /dev/shm."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("demo-sdtps-cache")
     else:

@@ -1,4 +1,4 @@
-"""Every file of a data set → what is wrong with it."""
+"""What is wrong with the files of a data set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBLEM_KINDS = {
     "empty": "files without content",
     "non-image": "files that are neither JPEG nor PNG",
     "truncated": "images that begin well and cannot be decoded to the end",
-    "wrong-size": "images of an unusual size, smaller than a patch, unlike their triple, or no strip",
+    "wrong-size": "images of an unusual size, smaller than a patch, unlike their triple, or not three in one",
     "duplicated": "files with the same content under two identities",
 }
 """What `Problem.kind` may be, in the order of reports."""
@@ -33,7 +33,7 @@ PROBLEM_KINDS = {
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _PNG_DEPTH = 24  # where a PNG file says how many bits a channel has
 _COPIES_SHOWN = 5
-
+_MASKS = "masks"
 
 DARK_PEAK = 1 << 14
 """16-bit images whose highest value is below this have 14 bits or fewer."""
@@ -105,13 +105,11 @@ def _describe(image: Image.Image, content: bytes, digest: bytes) -> CheckedFile:
 
 
 def count_pixel_formats(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[str, dict[str, int]]:
-    """By modality and for masks, how many files have which pixel format; strips count as all modalities."""
+    """By modality and for masks, how many files have which pixel format."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for record in scan.records:
-        paths = {modality.value: record.paths.of(modality) for modality in Modality}
-        for kind, path in {**paths, "masks": record.mask_path}.items():
-            if path in checked and checked[path].pixels:
-                counts[kind][checked[path].pixels] += 1
+    for kind, file in _by_kind(scan, checked):
+        if file.pixels:
+            counts[kind][file.pixels] += 1
     return {kind: dict(found.most_common()) for kind, found in counts.items()}
 
 
@@ -121,21 +119,29 @@ def find_dark(scan: Scan, checked: dict[Path, CheckedFile]) -> dict[str, int]:
     Cameras of 12 or 14 bits write such files. Divided by 257, the values become nearly black.
     """
     peaks: defaultdict[str, int] = defaultdict(int)
-    for record in scan.records:
-        for modality in Modality:
-            path = record.paths.of(modality)
-            if path in checked and (peak := checked[path].peak) is not None:
-                peaks[modality.value] = max(peaks[modality.value], peak)
+    for kind, file in _by_kind(scan, checked):
+        if kind != _MASKS and file.peak is not None:
+            peaks[kind] = max(peaks[kind], file.peak)
     return {name: peak for name, peak in peaks.items() if peak < DARK_PEAK}
+
+
+def _by_kind(scan: Scan, checked: dict[Path, CheckedFile]) -> Iterator[tuple[str, CheckedFile]]:
+    """Each checked file with its modality, or `_MASKS`; one that holds a whole triple comes three times."""
+    for record in scan.records:
+        for kind, path in zip(
+            (*(m.value for m in Modality), _MASKS), (*record.paths, record.mask_path), strict=True
+        ):
+            if path in checked:
+                yield kind, checked[path]
 
 
 def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -> list[Problem]:
     """All that is wrong with a data set: its names and folders, its files, and its files together.
 
-    A size is wrong if a strip cannot be cut into three; if a side is shorter than `patch`; if it is not the
-    usual size, where more than half of the images share one; or if the files of a triple differ. A file or
-    triple is listed for the first of these reasons that applies. Copies are looked for among images, not
-    among masks.
+    A size is wrong if the file cannot be cut into three images but should be; if a side is shorter than
+    `patch`; if it is not the usual size, where more than half of the images share one; or if the files of a
+    triple differ. A file or triple is listed for the first of these reasons that applies. Copies are looked
+    for among images, not among masks.
 
     Args:
         scan: names and folders.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, default_collate
 from typing_extensions import NamedTuple
 
 from datasets.cache import RamCache
@@ -21,7 +21,9 @@ from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError
 IMAGE_FORMATS = ("JPEG", "PNG")
 """What is decoded, whatever the name says: for other formats Pillow may start other programs."""
 
-_STRIP = ", ".join(modality.value for modality in Modality)
+Records = tuple[ImageRecord, ...]
+
+_ALL_MODALITIES = ", ".join(modality.value for modality in Modality)
 
 
 class DatasetError(UserError):
@@ -56,25 +58,25 @@ class Problem(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a data set reader finds on disk, be it usable or not.
+    """What a data set reader finds on disk, whether it can be used or not.
 
     Attributes:
         folder: of the data set.
-        train: training records with the identities on disk. Of a triple that is not whole, the missing files
-            are among the problems.
-        query: test records that are looked up, likewise.
-        gallery: test records that are ranked, likewise; may be those of `query`.
+        train: training records with the identities on disk. The missing files of an incomplete triple are
+            among the problems.
+        query: test records that are looked up.
+        gallery: test records that are ranked; may be those of `query`.
         problems: all that is wrong with names and folders; empty for a data set that can be used.
     """
 
     folder: Path
-    train: tuple[ImageRecord, ...]
-    query: tuple[ImageRecord, ...]
-    gallery: tuple[ImageRecord, ...]
+    train: Records
+    query: Records
+    gallery: Records
     problems: tuple[Problem, ...]
 
     @property
-    def records(self) -> tuple[ImageRecord, ...]:
+    def records(self) -> Records:
         """All records, each once: training, query, gallery."""
         return tuple(dict.fromkeys((*self.train, *self.query, *self.gallery)))
 
@@ -86,21 +88,22 @@ class Splits(NamedTuple):
         train: records with `person_id` in [0, number of training identities).
         query: test records that are looked up.
         gallery: test records that are ranked; may hold the same images as `query`.
+        validation: records that `hold_out` took from `train`; they are looked up in each other.
     """
 
-    train: tuple[ImageRecord, ...]
-    query: tuple[ImageRecord, ...]
-    gallery: tuple[ImageRecord, ...]
+    train: Records
+    query: Records
+    gallery: Records
+    validation: Records = ()
 
     def describe(self) -> str:
-        """A table of identities, triples and cameras per split."""
-        lines = [f"{'split':<8}{'ids':>8}{'triples':>10}{'cameras':>10}"]
+        """A table of identities, triples and cameras of each split that is not empty."""
+        lines = [f"{'split':<12}{'ids':>8}{'triples':>10}{'cameras':>10}"]
         for name, records in self._asdict().items():
-            if not records:  # the training split, where only the test split is read
-                continue
-            ids = {record.person_id for record in records}
-            cameras = {record.camera_id for record in records}
-            lines.append(f"{name:<8}{len(ids):>8}{len(records):>10}{len(cameras):>10}")
+            if records:
+                ids = {record.person_id for record in records}
+                cameras = {record.camera_id for record in records}
+                lines.append(f"{name:<12}{len(ids):>8}{len(records):>10}{len(cameras):>10}")
         return "\n".join(lines)
 
 
@@ -109,7 +112,7 @@ class SampleKey:
     """Which image is wanted, and all that its augmentation may depend on beside the seed.
 
     Attributes:
-        index: the record's place in the data set.
+        index: of the record in the data set.
         epoch: the epoch of training.
         draw: how often this record was drawn before in this epoch, so that repeats look different.
     """
@@ -127,7 +130,7 @@ class Sample:
         images: normalised images, each (3, H, W); zeros for a modality that the data set does not have.
         record: where the triple comes from.
         person_mask: (H, W), 1 where the person is, or None.
-        unreadable: the files in whose place this triple was read, see `ModalBatch`.
+        unreadable: the files that could not be read and that this triple replaces, see `ModalBatch`.
     """
 
     images: PerModality[Tensor]
@@ -137,7 +140,7 @@ class Sample:
 
 
 class Transform(Protocol):
-    """From images to tensors, in two steps: what is always the same, and what each draw does anew.
+    """From images to tensors, in two steps: `resize` is always the same, the call may differ for each draw.
 
     Attributes:
         size: height and width of the result.
@@ -148,16 +151,16 @@ class Transform(Protocol):
     def resize(self, image: Image.Image) -> Tensor:
         """An RGB image → (3, H, W) bytes; nothing is random."""
 
-    def __call__(self, images: Tensor, out: Tensor) -> None:
-        """From bytes, left as they are, to floats, both (3, 3, H, W); may use torch's global generator."""
+    def __call__(self, images: Tensor) -> Tensor:
+        """From bytes, which are not changed, to floats, both (3, 3, H, W); may use torch's generator."""
 
 
 class MultiModalDataset(Dataset[Sample]):
     """Reads and transforms triples.
 
-    The augmentation of a sample depends on the seed and its `SampleKey` alone. Neither the number of worker
-    processes nor what ran before has an influence on it, and reading a sample leaves the global random state
-    as it was. The same holds for the triple that stands in for an unreadable one.
+    The augmentation of a sample depends on the seed and its `SampleKey` alone, not on the number of worker
+    processes or on what ran before, and reading a sample leaves the global random state as it was. The same
+    holds for the triple that replaces an unreadable one.
     """
 
     def __init__(
@@ -174,13 +177,13 @@ class MultiModalDataset(Dataset[Sample]):
 
         Args:
             records: the triples.
-            transform: turns three RGB images into three (3, H, W) tensors.
+            transform: turns RGB images into tensors.
             seed: non-negative; decides the augmentation.
             mask_transform: turns a grey-scale image into an (H, W) mask. Without it no masks are read.
             replace_unreadable: read another triple of the same identity where an image cannot be read,
                 instead of raising an error.
-            cache: keeps resized images, with a place for each record; without it files are read every time.
-                Masks are always read.
+            cache: keeps the resized images of all records; without it files are read every time. Masks are
+                always read.
         """
         self.records = tuple(records)
         self._transform = transform
@@ -194,23 +197,14 @@ class MultiModalDataset(Dataset[Sample]):
 
     def __getitem__(self, key: SampleKey | int) -> Sample:
         """Read one triple; a plain index stands for its first draw in epoch 0."""
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys: Sequence[SampleKey | int]) -> list[Sample]:
-        """Read the triples of a batch side by side into one tensor, so that `collate` need not copy them."""
-        images = _new_tensor(len(Modality), len(keys), 3, *self._transform.size)
-        wanted = (key if isinstance(key, SampleKey) else SampleKey(key) for key in keys)
-        return [self._sample(key, images[:, place]) for place, key in enumerate(wanted)]
-
-    def _sample(self, key: SampleKey, out: Tensor) -> Sample:
-        """One triple; its images are written to `out`, (3, 3, H, W)."""
+        if not isinstance(key, SampleKey):
+            key = SampleKey(key)
         row, resized, unreadable = self._read(key)
         record = self.records[row]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
             torch.default_generator.manual_seed(_seed_of(self._seed, key))
-            self._transform(resized, out)
-        images = PerModality(*out)
+            images = PerModality(*self._transform(resized))
         for path, image in zip(record.paths, images, strict=True):
             if path is None:
                 image.zero_()
@@ -220,7 +214,7 @@ class MultiModalDataset(Dataset[Sample]):
         return Sample(images, record, mask, unreadable)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
-        """The wanted record or the one in its place, its images, and the files that could not be read."""
+        """The row of the wanted record or its replacement, its images, and the files that cannot be read."""
         failures: list[UnreadableImageError] = []
         for row in self._candidates(key):
             try:
@@ -231,23 +225,18 @@ class MultiModalDataset(Dataset[Sample]):
                 failures.append(error)
         raise DatasetError(
             f"none of the {len(failures)} triples of the identity of {self.records[key.index].name} can be "
-            f"read, so that nothing can replace it; the first failure: {failures[0]}"
+            f"read, so nothing can replace it; the first failure: {failures[0]}"
         )
 
     def _resized(self, row: int) -> Tensor:
         """The images of a record, from the cache or from disk, (3, 3, H, W) bytes."""
-        images = None if self._cache is None else self._cache.get(row)
-        if images is None:
-            images = self._read_and_resize(self.records[row])
-            if self._cache is not None:
-                self._cache.put(row, images)
-        return images
-
-    def _read_and_resize(self, record: ImageRecord) -> Tensor:
-        resized = torch.zeros(len(Modality), 3, *self._transform.size, dtype=torch.uint8)
-        for target, image in zip(resized, read_images(record), strict=True):
-            if image is not None:
-                target.copy_(self._transform.resize(image))
+        if self._cache is not None and (kept := self._cache.get(row)) is not None:
+            return kept
+        black = torch.zeros(3, *self._transform.size, dtype=torch.uint8)
+        images = read_images(self.records[row])
+        resized = torch.stack([black if image is None else self._transform.resize(image) for image in images])
+        if self._cache is not None:
+            self._cache.put(row, resized)
         return resized
 
     def _candidates(self, key: SampleKey) -> Iterator[int]:
@@ -268,37 +257,13 @@ def collate(samples: Sequence[Sample]) -> ModalBatch:
     records = [sample.record for sample in samples]
     masks = [sample.person_mask for sample in samples if sample.person_mask is not None]
     return ModalBatch(
-        images=PerModality.build(lambda m: _stack([sample.images.of(m) for sample in samples])),
+        images=default_collate([sample.images for sample in samples]),
         person_ids=torch.tensor([record.person_id for record in records]),
         camera_ids=torch.tensor([record.camera_id for record in records]),
         scene_ids=torch.tensor([record.scene_id for record in records]),
         names=tuple(record.name for record in records),
         person_masks=torch.stack(masks) if len(masks) == len(samples) else None,
         unreadable=tuple(text for sample in samples for text in sample.unreadable),
-    )
-
-
-def _new_tensor(*shape: int) -> Tensor:
-    """Of floats with any values; in a loader process it lies in the memory that the main process reads."""
-    if get_worker_info() is None:
-        return torch.empty(shape)
-    storage = torch.UntypedStorage._new_shared(torch.Size(shape).numel() * torch.float32.itemsize)
-    return torch.empty(0).set_(storage).view(shape)
-
-
-def _stack(images: Sequence[Tensor]) -> Tensor:
-    """Stack B images to (B, 3, H, W); without a copy if they stand one behind the other already."""
-    first, step = images[0], images[0].numel()
-    stand_in_line = all(
-        image.is_contiguous()
-        and image.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        and image.storage_offset() == first.storage_offset() + place * step
-        for place, image in enumerate(images)
-    )
-    return (
-        first.as_strided((len(images), *first.shape), (step, *first.stride()))
-        if stand_in_line
-        else torch.stack([*images])
     )
 
 
@@ -324,22 +289,20 @@ def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
     """The images of a record, in colour and upright; None for a modality that the data set does not have.
 
     Raises:
-        UnreadableImageError: a file cannot be read, or is not the strip that it should be.
+        UnreadableImageError: a file cannot be read, or does not hold three images side by side if it should.
     """
     if record.is_strip:
         return PerModality(*_cut_strip(record.files[0]))
-
-    def read(modality: Modality) -> Image.Image | None:
-        path = record.paths.of(modality)
-        return None if path is None else _read_image(path, modality.value, mode="RGB")
-
-    return PerModality.build(read)
+    pairs = zip(Modality, record.paths, strict=True)
+    return PerModality(
+        *(None if path is None else _read_image(path, m.value, mode="RGB") for m, path in pairs)
+    )
 
 
 def strip_fault(height: int, width: int) -> str | None:
     """Why an image of this size cannot be three images side by side, or None if it can.
 
-    The images of a strip are at least as wide as high, so that a single image is not taken for a strip.
+    Each of the three must be at least as wide as high, so that a single image is not cut by mistake.
     """
     if width % len(Modality):
         return f"its width of {width} pixels is no multiple of {len(Modality)}"
@@ -349,13 +312,13 @@ def strip_fault(height: int, width: int) -> str | None:
 
 
 def _cut_strip(path: Path) -> Iterator[Image.Image]:
-    strip = _read_image(path, _STRIP, mode="RGB")
+    strip = _read_image(path, _ALL_MODALITIES, mode="RGB")
     fault = strip_fault(strip.height, strip.width)
     if fault is not None:
         name = on_one_line(path)
         raise UnreadableImageError(
-            f"cannot cut {name} into {_STRIP} images ({fault}): restore the file",
-            f"{name} ({_STRIP}): {fault}",
+            f"cannot cut {name} into {_ALL_MODALITIES} images ({fault}): restore the file",
+            f"{name} ({_ALL_MODALITIES}): {fault}",
         )
     width = strip.width // len(Modality)
     for left in range(0, strip.width, width):

@@ -1,4 +1,4 @@
-"""What the readers share: folders → names → records, and what is wrong on the way."""
+"""What the readers share: folders → names → records, and all that is wrong with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDENTITY_DIGITS = 6
 
 
 class Labels(NamedTuple):
-    """What a file name says. See `ImageRecord`."""
+    """What a file name says; see `ImageRecord`."""
 
     person_id: int
     camera_id: int
@@ -45,7 +45,7 @@ class Search:
         self.problems: list[Problem] = []
 
     def note(self, kind: str, path: Path, what: str, subject: str = "") -> None:
-        """Add a problem whose sentence is the subject, the path below the data set's folder, and `what`."""
+        """Add a problem with the sentence "<subject><path below the data set's folder> <what>"."""
         where = on_one_line(path.relative_to(self.folder).as_posix())
         self.problems.append(Problem(kind, where, f"{subject}{where} {what}"))
 
@@ -58,14 +58,14 @@ class Search:
         gallery: str,
         digits: int,
     ) -> Scan:
-        """Read each split once and see that no identity is in training and test; see also `test_only`.
+        """Read each split once, and check that no identity is in training and test; see also `test_only`.
 
         Args:
             read: from the folder of a split to its records, with the identities on disk.
             train: folder of the training split.
             query: folder of the queries; may be that of the gallery.
             gallery: folder of the gallery.
-            digits: with which an identity is written in messages.
+            digits: how many digits an identity has in messages.
         """
         wanted = dict.fromkeys((query, gallery) if self.test_only else (train, query, gallery))
         found = {train: (), **{name: tuple(read(self.folder / name)) for name in wanted}}
@@ -80,7 +80,7 @@ class Search:
         """The names of the files in a folder, sorted."""
         files = []
         for entry in self._list(folder):
-            # A pipe would be waited for ever, and a link may lead nowhere.
+            # Opening a pipe would wait for ever, and a link may lead nowhere.
             if entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path):
                 files.append(entry.name)
             else:
@@ -113,12 +113,12 @@ class Search:
         Args:
             folder: holds the folders.
             kinds: their names; None for a modality that the data set does not have.
-            parse: from a file name to what it says, or None if that has another form.
-            example: a right file name, for messages.
+            parse: from a file name to its labels, or None if it has another form.
+            example: a valid file name, for messages.
             masks: name of the folder of the masks, which need not exist. A mask is a .png of the same stem.
 
         Returns:
-            sorted by name. Of a triple that is not whole, the missing files are among the problems.
+            sorted by name. The missing files of an incomplete triple are among the problems.
         """
         folders = {m: folder / kind for m in Modality if (kind := kinds.of(m)) is not None}
         found = {m: set(self.list_files(path)) for m, path in folders.items()}
@@ -140,7 +140,7 @@ class Search:
         return records
 
     def labels_of(self, path: Path, parse: Callable[[str], Labels | None], example: str) -> Labels | None:
-        """What the name of a file says; None, and a problem, if it says nothing."""
+        """The labels in the name of a file; None, and a problem, if it has another form."""
         labels = parse(path.name)
         if labels is None:
             self.note("unparsable", path, f"is not named like {example}")
@@ -158,7 +158,7 @@ class Search:
         return [replace(record, mask_path=folder / _mask_name(record.name)) for record in records]
 
     def _list(self, folder: Path) -> list[os.DirEntry[str]]:
-        """What is in a folder without what file managers leave behind, sorted by name."""
+        """The entries of a folder, sorted by name, without the files that file managers leave in it."""
         try:
             with os.scandir(folder) as scan:
                 entries = [e for e in scan if not e.name.startswith(".") and e.name != "Thumbs.db"]
@@ -186,20 +186,15 @@ def to_splits(scan: Scan, layout: str) -> Splits:
         DatasetError: the scan has problems. One error for all of them.
     """
     if scan.problems:
-        raise DatasetError(_report(scan, layout))
+        count, more = len(scan.problems), len(scan.problems) - _PROBLEMS_SHOWN
+        lines = [f"{count} problem{'s' * (count > 1)} with the data set in {on_one_line(scan.folder)}:"]
+        lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
+        lines += [f"  and {more} more"] * (more > 0)
+        raise DatasetError("\n".join([*lines, layout]))
     train_ids = sorted({record.person_id for record in scan.train})
     labels = {person_id: label for label, person_id in enumerate(train_ids)}
     train = tuple(replace(record, person_id=labels[record.person_id]) for record in scan.train)
     return Splits(train=train, query=scan.query, gallery=scan.gallery)
-
-
-def _report(scan: Scan, layout: str) -> str:
-    count = f"{len(scan.problems)} problem{'s' * (len(scan.problems) > 1)}"
-    lines = [f"{count} with the data set in {on_one_line(scan.folder)}:"]
-    lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
-    if len(scan.problems) > _PROBLEMS_SHOWN:
-        lines.append(f"  and {len(scan.problems) - _PROBLEMS_SHOWN} more")
-    return "\n".join([*lines, layout])
 
 
 def _mask_name(image_name: str) -> str:

@@ -1,4 +1,7 @@
-"""MSVR310: folder layout → sorted records."""
+"""MSVR310, or any data set in its layout: a folder per identity with `{vis,ni,th}/` in each split.
+
+The eight views, from 0, take the place of cameras. See `datasets/sources.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,33 +24,12 @@ _IMAGE_NAME = re.compile(
 
 
 def read_msvr310(folder: Path, *, test_only: bool = False) -> Splits:
-    """Read the records of MSVR310, or of any data set in its layout.
-
-    Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
-    the order of their numbers on disk; test identities keep those numbers. The eight views, from 0, are the
-    cameras.
-
-    Args:
-        folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
-        test_only: leave the training split out; its folder need not exist.
-
-    Raises:
-        DatasetError: `scan_msvr310` finds a problem. One error for all of them.
-    """
+    """The records of the three splits."""
     return to_splits(scan_msvr310(folder, test_only=test_only), _LAYOUT)
 
 
 def scan_msvr310(folder: Path, *, test_only: bool = False) -> Scan:
-    """List the records of a folder in the layout of MSVR310, and all that is wrong with it.
-
-    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
-    files without a partner in another modality or in the folder of another identity, identities in training
-    and test. No file is opened.
-
-    Args:
-        folder: holds `{bounding_box_train,query3,bounding_box_test}/<identity>/{vis,ni,th}/`.
-        test_only: leave the training split out; its folder need not exist.
-    """
+    """The records, and all that is wrong with names and folders."""
     search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
@@ -66,6 +48,6 @@ def scan_msvr310(folder: Path, *, test_only: bool = False) -> Scan:
 
 
 def parse_name(name: str) -> Labels | None:
-    """The identity, view and scene that a file name says, or None if that has another form."""
+    """The identity, view and scene that a file name says, or None if it has another form."""
     match = _IMAGE_NAME.fullmatch(name)
     return Labels(int(match["person"]), int(match["view"]), int(match["scene"])) if match else None

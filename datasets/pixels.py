@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, ImageOps
 
 PIXEL_FORMATS = {
     "1": "1-bit",
@@ -13,7 +13,7 @@ PIXEL_FORMATS = {
     "RGB": "8-bit colour",
     "RGBA": "8-bit colour with alpha",
     "CMYK": "8-bit CMYK",
-    "I": "16-bit grey",  # so older versions of Pillow read the PNG files that newer ones read as I;16
+    "I": "16-bit grey",  # older versions of Pillow; newer ones say I;16
     "I;16": "16-bit grey",
     "I;16B": "16-bit grey",
 }
@@ -21,26 +21,19 @@ PIXEL_FORMATS = {
 
 _MAX_16_BIT = 65535
 _STEP = 257  # 65535 / 255
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def is_turned(image: Image.Image) -> bool:
     """Whether an EXIF flag says that the image has to be turned or mirrored to be upright."""
-    return _orientation(image) in _TURNS
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # damaged EXIF data raise all kinds of errors; the pixels are whole
+        return False
 
 
 def make_upright(image: Image.Image) -> Image.Image:
     """Turn and mirror the image as its EXIF flag says; without such a flag it is returned as it is."""
-    turn = _TURNS.get(_orientation(image))
-    return image if turn is None else image.transpose(turn)
+    return ImageOps.exif_transpose(image) if is_turned(image) else image
 
 
 def convert_to(image: Image.Image, mode: str) -> Image.Image:
@@ -57,7 +50,7 @@ def convert_to(image: Image.Image, mode: str) -> Image.Image:
         raise ValueError(f"its pixel format {image.mode} is not supported; save it with 8 or 16 bits")
     if PIXEL_FORMATS[image.mode] == "16-bit grey":
         image = _to_eight_bits(image)
-    # Pillow warns of transparency in a palette, which `convert` leaves out as we want.
+    # Pillow would warn of transparency in a palette, which `convert` drops as it should.
     image.info.pop("transparency", None)
     return image.convert(mode)
 
@@ -72,12 +65,3 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
     if highest_value(image) > _MAX_16_BIT:
         raise ValueError("it has more than 16 bits per pixel; save it with 8 or 16 bits")
     return Image.fromarray(((values + _STEP // 2) // _STEP).astype(np.uint8))
-
-
-def _orientation(image: Image.Image) -> int:
-    """The EXIF flag; 0 where there is none that can be read."""
-    try:
-        flag = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # damaged EXIF data raise whatever the parser stumbles over; the pixels are whole
-        return 0
-    return flag if isinstance(flag, int) else 0

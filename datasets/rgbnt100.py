@@ -1,4 +1,7 @@
-"""RGBNT100: folder layout → sorted records."""
+"""RGBNT100, or any data set in its layout: `rgbir/{bounding_box_train,query,bounding_box_test}/`.
+
+Each file holds a triple, the three images side by side. See `datasets/sources.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,39 +23,23 @@ _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{1,6}})_c(?P<camera>[0-9]{{1,6}})(?
 
 
 def read_rgbnt100(folder: Path, *, test_only: bool = False) -> Splits:
-    """Read the records of RGBNT100, or of any data set in its layout.
-
-    Files are sorted by name. Training identities are relabelled from 0 in the order of their numbers on disk;
-    test identities keep those numbers. Cameras count from 1 on disk, from 0 here.
-
-    Args:
-        folder: holds `rgbir/{bounding_box_train,query,bounding_box_test}/`.
-        test_only: leave the training split out; its folder need not exist.
-
-    Raises:
-        DatasetError: `scan_rgbnt100` finds a problem. One error for all of them.
-    """
+    """The records of the three splits."""
     return to_splits(scan_rgbnt100(folder, test_only=test_only), _LAYOUT)
 
 
 def scan_rgbnt100(folder: Path, *, test_only: bool = False) -> Scan:
-    """List the records of a folder in the layout of RGBNT100, and all that is wrong with it.
+    """The records, and all that is wrong with names and folders. Cameras count from 1 on disk, from 0 here.
 
-    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
-    identities in training and test. No file is opened, so a file that is no strip is not found here.
-
-    Args:
-        folder: holds `rgbir/{bounding_box_train,query,bounding_box_test}/`.
-        test_only: leave the training split out; its folder need not exist.
+    No file is opened, so a file that cannot be cut into three images is not found here.
     """
     search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
-        strips = [split / name for name in search.list_files(split)]
+        paths = [split / name for name in search.list_files(split)]
         return [
-            ImageRecord(PerModality(strip, strip, strip), *labels, is_strip=True)
-            for strip in strips
-            if (labels := search.labels_of(strip, parse_name, _EXAMPLE)) is not None
+            ImageRecord(PerModality(path, path, path), *labels, is_strip=True)
+            for path in paths
+            if (labels := search.labels_of(path, parse_name, _EXAMPLE)) is not None
         ]
 
     return search.scan(
@@ -65,7 +52,7 @@ def scan_rgbnt100(folder: Path, *, test_only: bool = False) -> Scan:
 
 
 def parse_name(name: str) -> Labels | None:
-    """The identity and the camera (from 0) that a file name says, or None if that has another form."""
+    """The identity and the camera (from 0) that a file name says, or None if it has another form."""
     match = _IMAGE_NAME.fullmatch(name)
     if match is None or int(match["camera"]) == 0:
         return None

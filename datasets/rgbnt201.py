@@ -1,4 +1,4 @@
-"""RGBNT201: folder layout → sorted records."""
+"""RGBNT201, or any data set in its layout: `{train_171,test}/{RGB,NI,TI}/`. See `datasets/sources.py`."""
 
 from __future__ import annotations
 
@@ -22,33 +22,12 @@ _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{6}})_cam(?P<camera>[1-9])_\w+{IMAG
 
 
 def read_rgbnt201(folder: Path, *, test_only: bool = False) -> Splits:
-    """Read the records of RGBNT201, or of any data set in its layout.
-
-    Files are sorted by name and paired by name. Training identities are relabelled from 0 in the order of
-    their numbers on disk; test identities keep those numbers. Cameras count from 1 on disk, from 0 here.
-    All test triples are query and gallery at once.
-
-    Args:
-        folder: holds `{train_171,test}/{RGB,NI,TI}/`.
-        test_only: leave the training split out; its folder need not exist.
-
-    Raises:
-        DatasetError: `scan_rgbnt201` finds a problem. One error for all of them.
-    """
+    """The records of both splits; all test triples are query and gallery at once."""
     return to_splits(scan_rgbnt201(folder, test_only=test_only), _LAYOUT)
 
 
 def scan_rgbnt201(folder: Path, *, test_only: bool = False) -> Scan:
-    """List the records of a folder in the layout of RGBNT201, and all that is wrong with it.
-
-    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
-    files without a partner in another modality, incomplete masks, identities in both splits. No file is
-    opened.
-
-    Args:
-        folder: holds `{train_171,test}/{RGB,NI,TI}/`.
-        test_only: leave the training split out; its folder need not exist.
-    """
+    """The records, and all that is wrong with names and folders. Cameras count from 1 on disk only."""
     search = Search(folder, test_only=test_only)
     kinds = PerModality.build(lambda modality: modality.value)
     return search.scan(
@@ -61,6 +40,6 @@ def scan_rgbnt201(folder: Path, *, test_only: bool = False) -> Scan:
 
 
 def parse_name(name: str) -> Labels | None:
-    """The identity and the camera (from 0) that a file name says, or None if that has another form."""
+    """The identity and the camera (from 0) that a file name says, or None if it has another form."""
     match = _IMAGE_NAME.fullmatch(name)
     return Labels(int(match["person"]), int(match["camera"]) - 1) if match else None

@@ -27,7 +27,12 @@ def _draw_synthetic(root: Path, *, name: str, spec: SyntheticSpec) -> Path:
 
 
 class Reader(Protocol):
-    """From the folder of a data set to its records, or one `DatasetError` for all that is wrong."""
+    """From the folder of a data set to its records, or one `DatasetError` for all that is wrong.
+
+    Records are sorted by file name, and by identity where each has a folder; the files of a triple have the
+    same name. Training identities are relabelled from 0 in the order of their numbers on disk; test
+    identities keep those numbers. No file is opened.
+    """
 
     def __call__(self, folder: Path, *, test_only: bool = False) -> Splits:
         """With `test_only`, the training split is empty, and its folder need not exist."""
@@ -40,10 +45,10 @@ class DataSource:
     Attributes:
         folder: its folder below DATASETS.ROOT_DIR.
         read: see `Reader`.
-        scan: from its folder to records and problems.
+        scan: from its folder to all records and problems, also where `read` refuses it.
         protocol: see `RetrievalSet`.
         name_camera: from the camera of a record to what the data set calls it.
-        draw: for a set that is drawn: from DATASETS.ROOT_DIR to its folder, which it makes if need be.
+        draw: for a synthetic set: from DATASETS.ROOT_DIR to its folder, drawn if it is not there.
     """
 
     folder: str

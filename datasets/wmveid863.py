@@ -1,4 +1,7 @@
-"""WMVeID863: folder layout → sorted records."""
+"""WMVeID863, or any data set in its layout: a folder per identity with `{vis,ni,th}/` in each split.
+
+The time of day is the scene. See `datasets/sources.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,48 +27,26 @@ _TIME_OF_DAY = re.compile(_NUMBER_AFTER.format(letter="n"))
 
 
 def read_wmveid863(folder: Path, *, test_only: bool = False) -> Splits:
-    """Read the records of WMVeID863, or of any data set in its layout.
-
-    Files are sorted by identity and name, and paired by name. Training identities are relabelled from 0 in
-    the order of their numbers on disk; test identities keep those numbers. Cameras keep their numbers. The
-    time of day is the scene.
-
-    Args:
-        folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
-        test_only: leave the training split out; its folder need not exist.
-
-    Raises:
-        DatasetError: `scan_wmveid863` finds a problem. One error for all of them.
-    """
+    """The records of the three splits."""
     return to_splits(scan_wmveid863(folder, test_only=test_only), _LAYOUT)
 
 
 def scan_wmveid863(folder: Path, *, test_only: bool = False) -> Scan:
-    """List the records of a folder in the layout of WMVeID863, and all that is wrong with it.
-
-    Problems are: folders that are missing or empty, entries that are no files, names that cannot be parsed,
-    files without a partner in another modality, identities in training and test. No file is opened.
-
-    Args:
-        folder: holds `{train,query,test}/<identity>/{vis,ni,th}/`.
-        test_only: leave the training split out; its folder need not exist.
-    """
+    """The records, and all that is wrong with names and folders."""
     search = Search(folder, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
-        return [
-            record
-            for identity in search.list_identities(split)
-            for record in search.pair(
-                split / identity, VIS_NI_TH, partial(parse_name, person_id=int(identity)), _EXAMPLE
-            )
-        ]
+        records = []
+        for identity in search.list_identities(split):
+            parse = partial(parse_name, person_id=int(identity))
+            records += search.pair(split / identity, VIS_NI_TH, parse, _EXAMPLE)
+        return records
 
     return search.scan(read_split, train="train", query="query", gallery="test", digits=4)
 
 
 def parse_name(name: str, *, person_id: int) -> Labels | None:
-    """The camera and the time of day that a file name says, or None if that has another form.
+    """The camera and the time of day that a file name says, or None if it has another form.
 
     Each is the first number after its letter; a letter before that one makes it part of a word. The
     identity is known from the folder.

@@ -2,7 +2,6 @@
 
 import json
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,12 @@ def settings(mini_settings: list[str]) -> list[str]:
 def watched_run(tmp_path_factory: pytest.TempPathFactory, settings: list[str]) -> tuple[Path, list[str]]:
     """A run, and in order its steps and the images that it read: "step", or split and identity."""
     events: list[str] = []
-    read, step = MultiModalDataset.__getitems__, Trainer._train_step
+    read, step = MultiModalDataset.__getitem__, Trainer._train_step
 
-    def watched_read(self: MultiModalDataset, keys: Sequence[SampleKey | int]) -> list[Sample]:
-        samples = read(self, keys)
-        records = [sample.record for sample in samples]
-        events.extend(f"{record.files[0].parent.parent.name} {record.name[:6]}" for record in records)
-        return samples
+    def watched_read(self: MultiModalDataset, key: SampleKey | int) -> Sample:
+        sample = read(self, key)
+        events.append(f"{sample.record.files[0].parent.parent.name} {sample.record.name[:6]}")
+        return sample
 
     def watched_step(self: Trainer, *args: Any) -> Any:
         events.append("step")
@@ -46,7 +44,7 @@ def watched_run(tmp_path_factory: pytest.TempPathFactory, settings: list[str]) -
 
     folder = tmp_path_factory.mktemp("runs") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MultiModalDataset, "__getitems__", watched_read)
+        patch.setattr(MultiModalDataset, "__getitem__", watched_read)
         patch.setattr(Trainer, "_train_step", watched_step)
         train_entry.main([*settings, "OUTPUT_DIR", str(folder)])
     return folder, events

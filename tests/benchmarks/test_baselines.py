@@ -6,13 +6,18 @@ import pytest
 import torch
 
 from benchmarks import baselines
-from benchmarks.rows_data import draw_triples, make_dataset, without_chance
-from benchmarks.rows_model import CPU, make_batch, make_demo, train_step
+from benchmarks.rows_data import draw_triples
+from benchmarks.rows_model import (
+    SMALL_BACKBONE,
+    evaluate_project,
+    make_batch,
+    make_demo,
+    pattern_difference,
+    train_step,
+    training_of,
+)
 from benchmarks.rows_ranking import make_features, rank_plain, rank_project, score_difference
-from benchmarks.sizes import TINY
-from conftest import make_triples
-from datasets.dataset import collate
-from evaluation.build import make_evaluate
+from benchmarks.seps import similarity_difference
 from evaluation.rerank import rerank
 from modeling.branches.demo import HDM
 from solver.build import make_criterion, make_optimizer
@@ -31,7 +36,7 @@ def test_scores_worked_by_hand() -> None:
     assert cmc.tolist() == [0.5, 1, 1]
 
 
-def test_a_query_without_a_right_match_is_skipped() -> None:
+def test_a_query_without_a_positive_is_skipped() -> None:
     ids, groups = np.array([1, 9]), np.array([0, 0])
     scores = baselines.rank_by_loop(np.eye(2), ids, np.array([1, 2]), groups, np.array([1, 1]))
     assert scores[0] == 0.5
@@ -76,7 +81,7 @@ def test_hdm_is_that_of_the_project() -> None:
 
 
 def test_training_steps_are_those_of_the_project() -> None:
-    cfg, model = make_demo(TINY, TINY.backbone)
+    cfg, model = make_demo(SMALL_BACKBONE)
     plain = baselines.PlainModel(copy.deepcopy(model))
     optimizer, criterion = make_optimizer(cfg, model), make_criterion(cfg)
     plain_optimizer = baselines.plain_adam(make_optimizer(cfg, plain.model).param_groups)
@@ -87,7 +92,8 @@ def test_training_steps_are_those_of_the_project() -> None:
     batch = make_batch(cfg, 4)
     weights = [dict(each.named_parameters())["backbone.vit.norm.weight"] for each in (model, plain.model)]
     before = weights[0].detach().clone()
-    ours = [train_step(model, optimizer, criterion, batch, clip=True) for _ in range(3)]
+    step = training_of(cfg, model, batch)
+    ours = [step() for _ in range(3)]
     theirs = [train_step(plain, plain_optimizer, criterion, batch) for _ in range(3)]
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert ours[0] != ours[1]
@@ -96,7 +102,7 @@ def test_training_steps_are_those_of_the_project() -> None:
 
 
 def test_adam_is_that_of_the_project() -> None:
-    cfg, model = make_demo(TINY, TINY.backbone)
+    cfg, model = make_demo(SMALL_BACKBONE)
     models = [model, copy.deepcopy(model)]
     optimizers = [
         make_optimizer(cfg, models[0]),
@@ -113,7 +119,7 @@ def test_adam_is_that_of_the_project() -> None:
 
 
 def test_evaluation_is_that_of_the_project_with_six_times_the_encodings() -> None:
-    cfg, model = make_demo(TINY, TINY.backbone)
+    cfg, model = make_demo(SMALL_BACKBONE)
     model.eval()
     batches = [make_batch(cfg, 6, first=first) for first in (0, 6)]
     encoded: list[int] = []
@@ -124,18 +130,30 @@ def test_evaluation_is_that_of_the_project_with_six_times_the_encodings() -> Non
 
     plain = baselines.evaluate_by_passes(count, batches)
     assert sum(encoded) == 2 * 12 * 3
-    (result,) = make_evaluate(cfg, make_triples(batches), CPU)(model).values()
-    assert plain.keys() == result.ranking.keys() == {1, 2, 3}
-    for pattern, metrics in result.ranking.items():
-        assert plain[pattern][0] == pytest.approx(metrics.mean_ap, abs=1e-9)
-        assert plain[pattern][1] == pytest.approx(metrics.mean_inp, abs=1e-9)
+    found = evaluate_project(model, batches)["complete"]
+    assert plain.keys() == found.keys() == {1, 2, 3}
+    assert pattern_difference(plain, found) < 1e-9
 
 
-def test_images_are_those_of_the_project(tmp_path: Path) -> None:
-    records = draw_triples(tmp_path, 3)
-    assert 4000 < records[0].files[0].stat().st_size < 20000
-    assert without_chance(records) < 1e-6
-    images = collate([make_dataset(records)[row] for row in range(3)]).images
-    plain = baselines.PlainImages([record.files for record in records], size=(256, 128)).batch(range(3))
-    assert [tensor.shape for tensor in plain] == [tensor.shape for tensor in images]
-    assert not torch.equal(plain[0], images.rgb), "chance is at work"
+def test_conditions_at_once_are_those_one_by_one() -> None:
+    cfg, model = make_demo(SMALL_BACKBONE)
+    batches = [make_batch(cfg, 6, first=first) for first in (0, 6)]
+    together = evaluate_project(model, batches, ["complete", "t", "rn"])
+    assert pattern_difference(together["t"], evaluate_project(model, batches, ["t"])["t"]) < 1e-6
+    assert pattern_difference(together["t"], together["rn"]) > 1e-3
+
+
+def test_drawn_files_are_as_large_as_photographs(tmp_path: Path) -> None:
+    (record,) = draw_triples(tmp_path, 1)
+    assert all(4000 < path.stat().st_size < 20000 for path in record.files)
+
+
+def test_difference_of_similarities_sees_values_and_kept_patches() -> None:
+    similarities, masks = torch.zeros(2, 5), (torch.ones(5, 2, 3), torch.ones(5, 2, 3))
+    other = similarities.clone()
+    other[1, 3] = 0.5
+    assert similarity_difference((similarities, masks), (other, masks)) == 0.5
+    one_pair = masks[1].clone()
+    one_pair[3, 1, 0] = 0  # text 3 of image 1: the pair that differs is left out
+    assert similarity_difference((similarities, masks), (other, (masks[0], one_pair))) == 0
+    assert similarity_difference((similarities, masks), (other, (masks[0], 1 - masks[1]))) == float("inf")

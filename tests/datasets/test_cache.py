@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 from config import get_cfg
 from datasets import cache
 from datasets.build import build_data
-from datasets.cache import RamCache, cache_bytes, free_memory, make_caches
+from datasets.cache import RamCache, cache_bytes, free_memory
 from datasets.dataset import MultiModalDataset, SampleKey, collate
 from datasets.transforms import TrainTransform
 from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError
@@ -36,7 +36,7 @@ def same(first: ModalBatch, second: ModalBatch) -> bool:
     return first.names == second.names and all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_places_are_empty_until_they_are_filled() -> None:
+def test_triples_are_absent_until_they_are_put() -> None:
     images = RamCache(3, SIZE)
     images.put(1, random_triple(1))
     images.put(2, torch.zeros(3, 3, *SIZE, dtype=torch.uint8))
@@ -193,17 +193,10 @@ def test_what_does_not_fit_is_refused(cfg: CfgNode, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_memory_is_taken_before_it_is_filled() -> None:
-    """Places of 64 GiB, of which one is used."""
+    """A cache of 64 GiB, in which one triple is put."""
     images = RamCache(2**36 // cache_bytes(1, (256, 128)), (256, 128))
     images.put(0, torch.ones(3, 3, 256, 128, dtype=torch.uint8))
     assert images.get(1) is None
-
-
-def test_each_set_has_a_cache_of_its_own() -> None:
-    first, second = make_caches(2, 3, size=SIZE)
-    first.put(0, random_triple(0))
-    assert second.get(0) is None
-    second.put(2, random_triple(1))
 
 
 MEMINFO = "MemTotal:       20000 kB\nMemAvailable:    9000 kB\nHugePages_Total:       0\n"

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from datasets.fingerprint import fingerprint
+from datasets.build import fingerprint
 from datasets.sources import SOURCES
 from miniatures import draw_miniature
 from structures import Modality
@@ -10,7 +10,7 @@ def fingerprint_of(folder: Path) -> str:
     return fingerprint(SOURCES["RGBNT201"].read(folder).train, folder)
 
 
-def test_it_changes_with_the_records_and_not_with_the_place(tmp_path: Path) -> None:
+def test_it_changes_with_the_records_and_not_with_the_folder(tmp_path: Path) -> None:
     folder = draw_miniature("RGBNT201", tmp_path / "one")
     first = fingerprint_of(folder)
     assert fingerprint_of(folder.rename(tmp_path / "elsewhere")) == first

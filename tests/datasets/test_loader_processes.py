@@ -13,10 +13,13 @@ from conftest import ROOT, is_running
 PROGRAM = """
 import os, signal, sys, time
 import datasets.build
+from config import get_cfg
 from engine.command import run_command
 
 datasets.build.collate = list
-loader = datasets.build._make_loader(range(1000), batch_size=1, num_workers=2)
+cfg = get_cfg()
+cfg.DATALOADER.NUM_WORKERS = 2
+loader = datasets.build._make_loader(cfg, range(1000), batch_size=1)
 
 def main(_):
     batches = iter(loader)

@@ -33,7 +33,7 @@ def error_of(root: Path) -> str:
 
 
 def test_records_are_sorted_relabelled_and_paired(root: Path) -> None:
-    train, query, gallery = read_rgbnt201(root)
+    train, query, gallery, _ = read_rgbnt201(root)
 
     assert [record.name for record in train] == sorted(TRAIN)
     assert [record.person_id for record in train] == [0, 0, 1, 2]  # 3, 3, 7, 12 on disk

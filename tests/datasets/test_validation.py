@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datasets.dataset import DatasetError, Splits
-from datasets.validation import HeldOutSplits, hold_out
+from datasets.validation import hold_out
 from structures import ImageRecord, PerModality
 
 
@@ -17,7 +17,7 @@ def two_cameras(num_ids: int) -> tuple[ImageRecord, ...]:
     return tuple(record(person, camera) for person in range(num_ids) for camera in (0, 1))
 
 
-def split(train: tuple[ImageRecord, ...], count: int, protocol: str = "camera") -> HeldOutSplits:
+def split(train: tuple[ImageRecord, ...], count: int, protocol: str = "camera") -> Splits:
     test = two_cameras(2)
     return hold_out(Splits(train, test, test), count, protocol=protocol, ids_per_batch=2)
 

@@ -100,7 +100,7 @@ def error_of(name: str, vehicles: Vehicles) -> list[str]:
 
 @each_set
 def test_records_are_sorted_and_labelled(name: str, vehicles: Vehicles) -> None:
-    train, query, gallery = SOURCES[name].read(vehicles.folder)
+    train, query, gallery, _ = SOURCES[name].read(vehicles.folder)
     first = 1 if name == "RGBNT100" else 0  # cameras that count from 1 on disk
     for records, shots in zip((train, query, gallery), SHOTS, strict=True):
         assert [record.name for record in records] == [NAMES[name](*shot) for shot in sorted(shots)]
@@ -282,7 +282,7 @@ def test_a_query_identity_need_not_be_in_the_gallery(tmp_path: Path) -> None:
     for split, identity in zip(SPLITS["WMVeID863"], (1, 2, 3), strict=True):
         write_triple(tmp_path / split, identity, NAMES["WMVeID863"](identity, 1, 0))
     splits = read_wmveid863(tmp_path)
-    assert [split[0].person_id for split in splits] == [0, 2, 3]
+    assert [split[0].person_id for split in splits[:3]] == [0, 2, 3]
 
 
 def test_the_parent_folder_of_rgbnt100(tmp_path: Path) -> None:

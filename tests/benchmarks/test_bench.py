@@ -1,7 +1,8 @@
-import pytest
-import torch
+from dataclasses import replace
 
-from benchmarks.measure import Effort, Timing, by_turns, in_child, one_thread
+import pytest
+
+from benchmarks.bench import TINY, Row, compare, in_child, show_seconds, table_of
 
 
 def test_ways_take_turns_after_a_first_run() -> None:
@@ -12,36 +13,40 @@ def test_ways_take_turns_after_a_first_run() -> None:
         return len(calls)
 
     ways = {"plain": lambda: work("plain"), "project": lambda: work("project")}
-    timing = by_turns(ways, Effort(repeats=2, seconds=100))
+    often = replace(TINY, repeats=2, seconds=100)
+    row = compare("a row", ways, often, at_least=1, difference=lambda a, b: abs(a - b), tolerance=0.5)
     assert calls == ["plain", "project"] * 3
-    assert timing.results == {"plain": 1, "project": 2}
-    assert {way: len(times) for way, times in timing.seconds.items()} == {"plain": 2, "project": 2}
+    assert row.repeats == 2
+    assert row.difference == 1, "of the first runs"
+    assert not row.met
     calls.clear()
-    by_turns(ways, Effort(repeats=1, seconds=100), calls=3)
-    assert calls == ["plain", "project"] + ["plain"] * 3 + ["project"] * 3
-    calls.clear()
-    timing = by_turns(ways, Effort(repeats=2, seconds=100), warm_up=False)
+    compare("a row", ways, often, at_least=1, warm_up=False)
     assert calls == ["plain", "project"] * 2
-    assert timing.results == {"plain": 1, "project": 2}
 
 
 @pytest.mark.parametrize(("least", "expected"), [(1, 1), (3, 3)])
 def test_no_more_repeats_than_needed_when_time_is_over(least: int, expected: int) -> None:
-    timing = by_turns({"way": lambda: None}, Effort(repeats=9, seconds=0, least=least))
-    assert len(timing.seconds["way"]) == expected
+    ways = {"plain": lambda: None, "project": lambda: None}
+    row = compare("a row", ways, replace(TINY, repeats=9, least=least), at_least=1)
+    assert row.repeats == expected
+    assert row.difference is None
 
 
-def test_ratio_is_that_of_the_medians() -> None:
-    timing: Timing[None] = Timing({"plain": [6.0, 9.0, 100.0], "project": [1.0, 3.0, 4.0]}, {})
-    assert timing.median("plain") == 9
-    assert timing.ratio("plain", "project") == 3
+def test_a_target_is_met_or_not() -> None:
+    assert Row("x", 6.0, 1.0, at_least=6).met
+    assert not Row("x", 5.9, 1.0, at_least=6).met
+    assert Row("x", None, 1.0).met
+    assert Row("x", 6.0, 1.0, 6, difference=1e-4, tolerance=1e-4).met
+    assert not Row("x", 6.0, 1.0, 6, difference=1e-3, tolerance=1e-4).met
 
 
-def test_one_thread_for_a_while() -> None:
-    before = torch.get_num_threads()
-    with one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
+def test_the_table() -> None:
+    row = Row("a row", 6.0, 0.5, 13, difference=1e-3, tolerance=1e-4, notes={"memory": "2 GB"})
+    assert table_of([row]).splitlines()[-1] == (
+        "| a row | 6.00 s | 500.00 ms | 12.00 x | ≥ 13 x | NO | 1e-03 (≤ 1e-04) | memory 2 GB |"
+    )
+    assert row.as_dict()["ratio"] == 12
+    assert show_seconds(0.0025) == "2.50 ms"
 
 
 MEGABYTE = 2**20
