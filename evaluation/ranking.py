@@ -128,7 +128,8 @@ def score_retrieval(retrieval: Retrieval, **options: int) -> RankingMetrics:
     if metrics.num_queries == 0:
         raise UserError(
             f"none of the {metrics.num_skipped} queries can be scored: the gallery has no image of the same "
-            "identity that the protocol counts, one of another camera (or scene); check the test split"
+            "identity that the protocol counts, one of another camera (or scene); check the files of the "
+            "test split"
         )
     return metrics
 
