@@ -37,7 +37,9 @@ class Scene:
         self.folder = folder
         self.monkeypatch = monkeypatch
         self.run = folder / "run"
-        spec = SyntheticSpec(train_ids=4, test_ids=2, cameras=2, train_shots=1, test_shots=1)
+        spec = SyntheticSpec(
+            train_ids=4, test_ids=2, cameras=2, train_shots=1, test_shots=1, height=128, width=64
+        )
         self.data = ensure_synthetic(folder, spec=spec).rename(folder / "RGBNT201")
 
     def arguments(self, *more: str, output: str = "run") -> list[str]:

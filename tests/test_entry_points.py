@@ -179,7 +179,7 @@ def test_overwriting_leaves_foreign_files_alone(tmp_path: Path, mini_settings: l
     assert (folder / "last.pth").is_file()
 
 
-TOOLS = ("check_dataset", "convert", "figures", "slim_sweep", "soak")
+TOOLS = ("check_dataset", "convert", "describe_images", "figures", "slim_sweep", "soak")
 
 
 @pytest.mark.parametrize("command", ["train_net.py", "test_net.py", *(f"-m tools.{name}" for name in TOOLS)])

@@ -40,7 +40,9 @@ from structures import UserError
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parent.parent
-MINIATURE = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
+MINIATURE = SyntheticSpec(
+    train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2, height=128, width=64
+)
 FOREIGN = ("notes.txt", "report_notes/page.txt", ".x.tmp", "old_epoch.pth")
 """Files of somebody else that lie in the run folder from the beginning."""
 LONGEST = 300.0

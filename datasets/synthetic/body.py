@@ -132,6 +132,7 @@ class Surface:
         facing: the normal's component towards the camera, from 0 at the outline to 1.
         across: the normal's component to the right of the image.
         y: body coordinate.
+        coverage: share of the pixel that the body covers; below 1 at its outline.
     """
 
     part: np.ndarray
@@ -142,11 +143,12 @@ class Surface:
     facing: np.ndarray
     across: np.ndarray
     y: np.ndarray
+    coverage: np.ndarray
 
     @property
     def mask(self) -> np.ndarray:
         """True on the person, (H, W)."""
-        return self.part != Part.NOTHING
+        return self.coverage >= 0.5
 
 
 class Rasteriser:
@@ -163,11 +165,13 @@ class Rasteriser:
         self._depth = np.full(size, -np.inf, dtype=np.float32)
         self._part, self._side = np.zeros(size, np.uint8), np.zeros(size, bool)
         self._fields = np.zeros((5, *size), np.float32)
+        self._coverage = np.zeros(size, np.float32)
 
     def finish(self) -> Surface:
         """What was drawn."""
         along, angle, lateral, facing, across = self._fields
-        return Surface(self._part, self._side, along, angle, lateral, facing, across, self._y)
+        coverage = self._coverage
+        return Surface(self._part, self._side, along, angle, lateral, facing, across, self._y, coverage)
 
     def limb(
         self,
@@ -178,7 +182,6 @@ class Rasteriser:
         *,
         depth: tuple[float, float] | None = None,
         along: tuple[float, float] = (0.0, 1.0),
-        square: float = 2.0,
     ) -> None:
         """A solid between two points with rounded ends.
 
@@ -189,7 +192,6 @@ class Rasteriser:
             width: half widths at both ends.
             depth: half depths at both ends, if its cross-section is an ellipse.
             along: values of `Surface.along` at both ends.
-            square: exponent of the outline across the axis; larger than 2 makes a box.
         """
         (x0, y0, z0), (x1, y1, z1) = self._project(start), self._project(end)
         half = np.array(width), np.array(depth or width)
@@ -207,10 +209,10 @@ class Rasteriser:
         axis = z0 + (z1 - z0) * share
         length = max(float(np.hypot(dx, dy)), 1e-9)
         signed = np.clip((offset_x * dy - offset_y * dx) / (length * radius), -1.0, 1.0) * np.sign(dy or 1.0)
-        inside = distance**square < 1.0
+        coverage = self._cover(distance, radius)
         shape = tuple(ends[0] + (ends[1] - ends[0]) * share for ends in half)
         values = along[0] + (along[1] - along[0]) * share
-        self._put(part, window, inside, signed, distance, axis, shape, values, start[0] > 0)
+        self._put(part, window, coverage, signed, distance, axis, shape, values, start[0] > 0)
 
     def shell(
         self,
@@ -240,17 +242,23 @@ class Rasteriser:
         # The lower edge is a curve, since the camera looks down at it.
         bulge = np.sqrt(np.clip(1.0 - signed**2, 0.0, 1.0))
         depth_y = self._pitch * float(b.mean()) * bulge
-        inside = (np.abs(signed) < 1.0) & (rows >= y[0]) & (rows < y[-1] - self._pitch * b[-1] + depth_y)
+        inside = (rows >= y[0]) & (rows < y[-1] - self._pitch * b[-1] + depth_y)
+        coverage = self._cover(np.abs(signed), radius) * inside
         axis = (self._cos * np.interp(rows, y, z) - self._sin * x).astype(np.float32)
         share = (rows - y[0]) / (y[-1] - y[0]) if along is None else np.full_like(rows, along)
         shape = tuple(np.interp(rows, y, half).astype(np.float32) for half in (a, b))
-        self._put(part, window, inside, np.clip(signed, -1.0, 1.0), np.abs(signed), axis, shape, share, x > 0)
+        distance, signed = np.abs(signed), np.clip(signed, -1.0, 1.0)
+        self._put(part, window, coverage, signed, distance, axis, shape, share, x > 0)
 
     def _project(self, point: Point) -> tuple[float, float, float]:
         """A body point as x and y on the image, in body heights, and its nearness."""
         x, y, z = point
         near = z * self._cos - x * self._sin
         return x * self._cos + z * self._sin, y + near * self._pitch, near
+
+    def _cover(self, distance: np.ndarray, radius: np.ndarray) -> np.ndarray:
+        """The share of each pixel that a shape covers; `distance` from its axis is in radii."""
+        return np.clip((1.0 - distance) * radius * self.view.height + 0.5, 0.0, 1.0)
 
     def _window(
         self, left: float, right: float, top: float, bottom: float, margin: float
@@ -269,7 +277,7 @@ class Rasteriser:
         self,
         part: Part,
         window: tuple[slice, slice],
-        inside: np.ndarray,
+        coverage: np.ndarray,
         signed: np.ndarray,
         distance: np.ndarray,
         axis: np.ndarray,
@@ -282,7 +290,7 @@ class Rasteriser:
         Args:
             part: what it is.
             window: rows and columns of the arrays that follow.
-            inside: where the shape is.
+            coverage: share of each pixel that the shape covers.
             signed: offset from the axis in radii, from -1 to 1.
             distance: the same, without sign and also beyond the ends.
             axis: nearness of the axis.
@@ -296,7 +304,10 @@ class Rasteriser:
         facing = np.sqrt(np.clip(1.0 - distance**2, 0.0, 1.0))
         thickness = np.hypot(a * self._sin, b * self._cos)
         nearness = axis + thickness * facing
-        seen = inside & (nearness > self._depth[window])
+        # A pixel that is hardly covered shows what lies behind, if there is anything.
+        seen = (coverage > 0.0) & (nearness > self._depth[window])
+        seen &= (coverage >= 0.5) | (self._coverage[window] < coverage)
+        np.maximum(self._coverage[window], coverage, out=self._coverage[window])
         angle = (angle + np.pi) % (2 * np.pi) - np.pi
         values = (along, angle, a * np.sin(angle), facing, signed)
         self._depth[window][seen] = nearness[seen]

@@ -53,7 +53,7 @@ SHARP = CameraFamily(
     lamps=True,
     pitch=(0.05, 0.25),
     optics=PerModality(
-        Optics((0.85, 1.0), (0.35, 0.75)), Optics((0.55, 0.85), (0.5, 1.0)), Optics((0.5, 0.8), (0.6, 1.2))
+        Optics((0.85, 1.0), (0.35, 0.75)), Optics((0.55, 0.85), (0.5, 1.0)), Optics((0.5, 0.8), (0.72, 1.32))
     ),
     brightness=PerModality((0.28, 0.28), (0.37, 0.22), (0.47, 0.12)),
     contrast=PerModality((0.19, 0.25), (0.17, 0.22), (0.27, 0.10)),
@@ -64,7 +64,7 @@ DARK = CameraFamily(
     optics=PerModality(
         Optics((0.30, 0.52), (0.8, 1.4), 3, (35, 75)),
         Optics((0.36, 0.62), (0.8, 1.4), 3, (40, 80)),
-        Optics((0.50, 0.75), (0.6, 1.3)),
+        Optics((0.50, 0.75), (0.72, 1.42)),
     ),
     brightness=PerModality((0.21, 0.25), (0.34, 0.25), (0.47, 0.12)),
     contrast=PerModality((0.15, 0.30), (0.155, 0.25), (0.27, 0.10)),
@@ -96,7 +96,7 @@ def expose(
     grey = image if image.ndim == 2 else image.mean(axis=-1)
     gain = deviation / max(float(grey.std()), 1e-3)
     if modality is Modality.TI:  # a thermal camera shows a fixed range of temperatures, give or take a little
-        gain = float(np.clip(gain, 1.0, 1.35))
+        gain = float(np.clip(gain, 1.05, 1.45))
         mean = float(np.clip(mean, grey.mean() - 0.06, grey.mean() + 0.06))
     return ((image - grey.mean()) * gain + mean).clip(0.0, 1.0)
 

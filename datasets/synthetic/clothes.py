@@ -63,7 +63,7 @@ class Headwear(IntEnum):
     HOOD_DOWN = 3
 
 
-THIN, MEDIUM, THICK = (0.60, 0.78), (0.44, 0.62), (0.16, 0.38)
+THIN, MEDIUM, THICK = (0.66, 0.82), (0.48, 0.68), (0.18, 0.40)
 """How warm a fabric looks from outside: the thicker, the colder."""
 
 
@@ -172,7 +172,7 @@ class Outfit:
                     rng.uniform(-np.pi, np.pi, 6),
                     rng.uniform(0.20, 0.46, 6),
                     rng.uniform(0.05, 0.10, 6),
-                    rng.choice([-1.0, 1.0], 6) * rng.uniform(0.05, 0.13, 6),
+                    rng.choice([-1.0, 1.0], 6) * rng.uniform(0.04, 0.11, 6),
                 ],
                 axis=1,
             ),
@@ -185,15 +185,15 @@ def _draw_fabrics(rng: np.random.Generator, warmth: int, *, bare_legs: bool) -> 
     table = np.zeros((len(Fabric), 5), dtype=np.float32)
     table[Fabric.SKIN] = *_tint(rng, rng.uniform(0.35, 0.60), 0.07, 0.25), rng.uniform(0.50, 0.72), 0.92
     table[Fabric.HAIR] = *_tint(rng, rng.uniform(0.02, 0.10), 0.07, 0.15), rng.uniform(0.10, 0.45), 0.0
-    table[Fabric.HAIR, 4] = rng.uniform(0.42, 0.66)
+    table[Fabric.HAIR, 4] = rng.uniform(0.48, 0.72)
     table[Fabric.TOP] = _fabric(rng, heat)
     table[Fabric.TOP_PATTERN] = _contrasting(rng, table[Fabric.TOP])
-    table[Fabric.INNER] = _fabric(rng, (0.60, 0.78), bright=0.5)
-    table[Fabric.BOTTOM] = _fabric(rng, (0.46, 0.70), bright=0.16, infrared=0.30)
+    table[Fabric.INNER] = _fabric(rng, (0.64, 0.82), bright=0.5)
+    table[Fabric.BOTTOM] = _fabric(rng, (0.54, 0.76), bright=0.16, infrared=0.30)
     table[Fabric.BOTTOM_PATTERN] = _contrasting(rng, table[Fabric.BOTTOM])
     table[Fabric.SHOE] = _fabric(rng, (0.28, 0.52), bright=0.45)
     table[Fabric.SOLE] = *_tint(rng, rng.choice([0.05, 0.75]), 0.1, 0.05), rng.choice([0.1, 0.75]), 0.42
-    table[Fabric.SOCK] = _fabric(rng, (0.50, 0.80), bright=0.5)
+    table[Fabric.SOCK] = _fabric(rng, (0.54, 0.70), bright=0.5)
     table[Fabric.BAG] = _fabric(rng, (0.08, 0.30), bright=0.25, vivid=0.25)
     table[Fabric.BAG_PATTERN] = _contrasting(rng, table[Fabric.BAG])
     table[Fabric.HEADWEAR] = table[Fabric.TOP] if rng.random() < 0.5 else _fabric(rng, (0.30, 0.60))
@@ -201,7 +201,7 @@ def _draw_fabrics(rng: np.random.Generator, warmth: int, *, bare_legs: bool) -> 
     table[Fabric.FACE_MASK] = *_tint(rng, rng.choice([0.08, 0.70]), 0.55, 0.10), 0.65, rng.uniform(0.6, 0.75)
     table[Fabric.REFLECTOR] = 0.85, 0.85, 0.80, 1.60, table[Fabric.TOP, 4] - 0.1
     if bare_legs and rng.random() < 0.35:  # tights
-        table[Fabric.SOCK] = _fabric(rng, (0.66, 0.84), bright=0.1)
+        table[Fabric.SOCK] = _fabric(rng, (0.72, 0.84), bright=0.1)
     return table
 
 

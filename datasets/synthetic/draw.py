@@ -18,7 +18,7 @@ from datasets.synthetic.clothes import Outfit
 from datasets.synthetic.figure import pose_figure
 from datasets.synthetic.paint import Light, fabric_map, paint_heat, paint_light
 from datasets.synthetic.scene import Scene, draw_scene, noise
-from datasets.synthetic.spec import DrawnSpec, SampleKey, Triple
+from datasets.synthetic.spec import DrawnSpec, ShotKey, Triple
 from structures import Modality, PerModality
 
 _PERSON_STREAM, _SCENE_STREAM, _SAMPLE_STREAM = 21, 22, 23
@@ -41,16 +41,16 @@ class SyntheticSpec(DrawnSpec):
     generator: ClassVar[int] = 2
     jpeg_quality: ClassVar[int] = 88
 
-    train_ids: int = 256
-    test_ids: int = 64
+    train_ids: int = 320
+    test_ids: int = 80
     cameras: int = 2
-    train_shots: int = 4
+    train_shots: int = 3
     test_shots: int = 4
     height: int = 256
     width: int = 128
-    occluder_share: float = 0.20
-    spoiled_share: float = 0.20
-    company_share: float = 0.30
+    occluder_share: float = 0.12
+    spoiled_share: float = 0.10
+    company_share: float = 0.25
     placement_noise: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class SyntheticSpec(DrawnSpec):
         for name in ("company_share", "placement_noise"):
             self._check_share(name)
 
-    def draw(self, seed: int, key: SampleKey) -> Triple:
+    def draw(self, seed: int, key: ShotKey) -> Triple:
         """See `DrawnSpec.draw`."""
         rng = np.random.default_rng([seed, _SAMPLE_STREAM, *key])
         return _Sample(rng, self, seed, key).draw()
@@ -103,7 +103,7 @@ class _Sample:
     more of one leaves the others as they were.
     """
 
-    def __init__(self, rng: np.random.Generator, spec: SyntheticSpec, seed: int, key: SampleKey) -> None:
+    def __init__(self, rng: np.random.Generator, spec: SyntheticSpec, seed: int, key: ShotKey) -> None:
         self.spec, self.key = spec, key
         self.person = Person.draw(np.random.default_rng([seed, _PERSON_STREAM, key.person_id]))
         self.family: CameraFamily = family_of(key.camera)
@@ -160,8 +160,8 @@ class _Sample:
             return float(rng.uniform(low, high))
 
         height = between((0.86, 1.01), (0.75, 1.60))
-        centre = between((0.40, 0.60), (-0.06, 1.06))
-        middle = between((0.485, 0.515), (0.20, 0.80))
+        centre = between((0.40, 0.60), (-0.12, 1.12))
+        middle = between((0.485, 0.515), (0.14, 0.86))
         return View(
             yaw=heading + turn + rng.normal(0.0, 0.35),
             pitch=rng.uniform(*self.family.pitch),
@@ -189,12 +189,12 @@ class _Sample:
         rgb, ni = paint_light(surface, fabrics, person.outfit, light)
         heat = paint_heat(surface, fabrics, person.outfit, light)
         self._shade_ground(view)
-        mask = surface.mask
+        coverage = surface.coverage
         for layer, paint in zip(
             self.layers, (rng.uniform(0.55, 1.1) * rgb, rng.uniform(0.8, 1.1) * ni, heat), strict=True
         ):
-            layer[mask] = paint[mask]
-        return mask
+            layer += (coverage if layer.ndim == 2 else coverage[..., None]) * (paint - layer)
+        return surface.mask
 
     def _shade_ground(self, view: View) -> None:
         """Darken the ground under the feet, where light does not reach."""

@@ -34,14 +34,14 @@ def _add_leg(canvas: Rasteriser, build: Build, outfit: Outfit, side: float) -> N
     # The foot that swings forwards is lifted while it passes the other one; one that is behind, at the heel.
     ahead = side * sin(view.phase) * view.energy
     lift = 0.05 * max(0.0, side * cos(view.phase)) * view.energy + 0.03 * max(0.0, -ahead)
-    hip = (side * (build.hip - 0.95 * build.thigh), build.crotch - 0.02, 0.0)
+    thigh, shin = outfit.leg_width**0.5 * build.thigh, outfit.leg_width * build.shin
+    hip = (side * (0.98 * build.hip - thigh), build.crotch - 0.01, 0.0)
     ankle = (side * build.gait, _ANKLE_Y - lift, build.stride * ahead)
     knee = (
         0.55 * hip[0] + 0.45 * ankle[0],
         0.5 * (hip[1] + ankle[1]) + 0.01,
         0.5 * ankle[2] + 0.015 + 0.9 * lift,
     )
-    thigh, shin = (outfit.leg_width**0.5 * build.thigh, outfit.leg_width * build.shin)
     bare = outfit.leg < 0.6
     shin = build.shin if bare else shin
     canvas.limb(Part.LEG, knee, ankle, (1.15 * shin, shin if not bare else 0.8 * shin), along=(0.5, 1.0))
@@ -57,8 +57,8 @@ def _add_arm(canvas: Rasteriser, build: Build, outfit: Outfit, side: float) -> N
     width = build.arm + 0.6 * outfit.loose
     reach = build.shoulder + outfit.loose
     shoulder = (side * (reach - 0.8 * width), _SHOULDER_Y + 0.9 * width, 0.0)
-    elbow = (side * (reach + 0.016), 0.335, 0.35 * ahead - 0.015)
-    wrist = (side * (reach + 0.014), 0.465 - 0.15 * abs(ahead), ahead + 0.025)
+    elbow = (side * (reach + 0.010), 0.335, 0.35 * ahead - 0.015)
+    wrist = (side * (reach + 0.002), 0.465 - 0.15 * abs(ahead), ahead + 0.025)
     if outfit.pocket[int(side > 0)]:
         elbow = (side * (reach + 0.026), 0.335, -0.03)
         wrist = (side * (build.hip + 0.012), 0.445, 0.035)

@@ -127,7 +127,7 @@ def _pattern(
 def _dress_limbs(fabrics: np.ndarray, surface: Surface, outfit: Outfit) -> None:
     part, along = surface.part, surface.along
     legs = part == Part.LEG
-    below = Fabric.SOCK if outfit.fabrics[Fabric.SOCK, 4] > 0.65 else Fabric.SKIN
+    below = Fabric.SOCK if outfit.fabrics[Fabric.SOCK, 4] > 0.70 else Fabric.SKIN
     fabrics[legs] = below
     fabrics[legs & (along > 0.90)] = Fabric.SOCK
     fabrics[(legs & (along < outfit.leg)) | (part == Part.SKIRT)] = Fabric.BOTTOM
@@ -179,9 +179,9 @@ def paint_heat(surface: Surface, fabrics: np.ndarray, outfit: Outfit, light: Lig
     nose = np.exp(-((surface.angle / 0.35) ** 2) - ((y - 0.085) / 0.018) ** 2)
     heat -= np.where(skin & (part == Part.HEAD), 0.16 * nose, 0.0).astype(np.float32)
     heat -= np.where(skin & (part == Part.HAND), light.hands, 0.0).astype(np.float32)
-    heat -= np.where(skin & (part == Part.LEG), 0.10, 0.0).astype(np.float32)
+    heat -= np.where(skin & (part == Part.LEG), 0.06, 0.0).astype(np.float32)
     heat += light.blotches * np.where(skin, 0.4, 1.0)
-    return heat - 0.16 * (1.0 - surface.facing) ** 2
+    return heat - 0.11 * (1.0 - surface.facing) ** 2
 
 
 def _quilting(surface: Surface, outfit: Outfit, depth: float) -> np.ndarray:

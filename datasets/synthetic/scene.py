@@ -87,7 +87,7 @@ def draw_scene(rng: np.random.Generator, size: tuple[int, int], *, lamps: bool) 
         lamps: a lit street with lamps and road marks, or a dark path without.
     """
     stage = _Stage(rng, size)
-    horizon = rng.uniform(-0.05, 0.50)
+    horizon = rng.uniform(0.05, 0.60)
     _put_distance(stage, horizon)
     _put_ground(stage, horizon, lamps=lamps)
     for _ in range(rng.integers(0, 3)):
@@ -133,6 +133,7 @@ def _put_ground(stage: _Stage, horizon: float, *, lamps: bool) -> None:
     edge = horizon + rng.uniform(-0.15, 0.15) * (stage.x - 0.5 * stage.width)
     levels = rng.uniform(0.22, 0.60), rng.uniform(0.22, 0.50), rng.uniform(0.22, 0.38)
     stage.put(stage.below(edge), levels, (0.10, 0.10, 0.04))
+    stage.layers[2] += 0.12 * stage.below(edge) * (stage.y - edge)  # the nearer, the warmer
     if rng.random() < 0.5:  # a kerb with grass or pavement behind it
         kerb = edge + rng.uniform(0.05, 0.35)
         levels = rng.uniform(0.10, 0.45), rng.uniform(0.25, 0.60), rng.uniform(0.22, 0.38)

@@ -26,7 +26,7 @@ class Triple:
     mask: np.ndarray
 
 
-class SampleKey(NamedTuple):
+class ShotKey(NamedTuple):
     """The numbers that name a sample; all but `shot` count from 1."""
 
     person_id: int
@@ -85,10 +85,10 @@ class DrawnSpec(ABC):
             raise ValueError(f"{name} must lie in [0, 1], not {getattr(self, name)}")
 
     @abstractmethod
-    def draw(self, seed: int, key: SampleKey) -> Triple:
+    def draw(self, seed: int, key: ShotKey) -> Triple:
         """Draw one sample; the same arguments give the same pixels."""
 
-    def samples(self) -> Iterator[tuple[str, SampleKey]]:
+    def samples(self) -> Iterator[tuple[str, ShotKey]]:
         """The folder of the split and the key of every sample, in the order of the file names."""
         test_start = self.train_ids + 1
         for split, person_ids, shots in (
@@ -98,4 +98,4 @@ class DrawnSpec(ABC):
             for person_id in person_ids:
                 for camera in range(1, self.cameras + 1):
                     for shot in range(shots):
-                        yield split, SampleKey(person_id, camera, shot)
+                        yield split, ShotKey(person_id, camera, shot)

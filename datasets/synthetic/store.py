@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from tqdm import tqdm
 
 from datasets.dataset import DatasetError
 from datasets.synthetic.draw import SyntheticSpec
-from datasets.synthetic.spec import DrawnSpec, SampleKey, Triple
+from datasets.synthetic.spec import DrawnSpec, ShotKey, Triple
 from datasets.synthetic.v1 import SpecV1
 from structures import Modality
 
@@ -163,7 +164,9 @@ def _draw_all(folder: Path, seed: int, spec: DrawnSpec) -> int:
             return len(samples)
         # A forked process has the modules already; a spawned one would import torch first.
         context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        with ProcessPoolExecutor(min(_num_cores(), len(chunks)), mp_context=context) as pool:
+        workers = min(_num_cores(), len(chunks))
+        # Ctrl-C reaches every process; this one ends the others.
+        with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             try:
                 for count in pool.map(draw_chunk, chunks):
                     progress.update(count)
@@ -173,7 +176,7 @@ def _draw_all(folder: Path, seed: int, spec: DrawnSpec) -> int:
     return len(samples)
 
 
-def _draw_chunk(folder: Path, seed: int, spec: DrawnSpec, chunk: Sequence[tuple[str, SampleKey]]) -> int:
+def _draw_chunk(folder: Path, seed: int, spec: DrawnSpec, chunk: Sequence[tuple[str, ShotKey]]) -> int:
     """Draw and save some samples; returns their number."""
     for split, key in chunk:
         _save(spec.draw(seed, key), folder / split, key.stem, spec.jpeg_quality)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from datasets.synthetic.spec import DrawnSpec, SampleKey, Triple
+from datasets.synthetic.spec import DrawnSpec, ShotKey, Triple
 from datasets.synthetic.v1.person import Person
 from datasets.synthetic.v1.scene import Camera, draw_triple
 
@@ -33,7 +33,7 @@ class SpecV1(DrawnSpec):
         if self.clutter_boxes < 0:
             raise ValueError(f"clutter_boxes must not be negative, not {self.clutter_boxes}")
 
-    def draw(self, seed: int, key: SampleKey) -> Triple:
+    def draw(self, seed: int, key: ShotKey) -> Triple:
         """See `DrawnSpec.draw`."""
         return draw_triple(
             np.random.default_rng([seed, _SAMPLE_STREAM, *key]),
