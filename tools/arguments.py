@@ -36,6 +36,9 @@ def describe_images_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--triples", type=int, default=400, metavar="N", help="read at most N, evenly spread (400; 0: all)"
     )
+    parser.add_argument(
+        "--sheet", type=output_path, metavar="FILE", help="also draw some test identities of the first folder"
+    )
     return parser.parse_args(argv)
 
 

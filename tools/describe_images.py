@@ -112,6 +112,28 @@ def _placement_lines(records: Sequence[ImageRecord]) -> Iterator[str]:
         )
 
 
+def draw_sheet(folder: Path, source: DataSource, *, identities: int = 6, views: int = 2) -> Image.Image:
+    """Test identities in rows, each with some views by each camera, and their modalities side by side."""
+    by_camera: dict[int, dict[int, list[ImageRecord]]] = {}
+    for record in source.scan(folder).query:
+        by_camera.setdefault(record.person_id, {}).setdefault(record.camera_id, []).append(record)
+    people = list(by_camera.values())
+    height, width = (3 * size // 4 for size in SIZE)
+    rows = []
+    for index in np.linspace(0, len(people) - 1, min(identities, len(people))).astype(int):
+        shown = [record for _, records in sorted(people[index].items()) for record in records[:views]]
+        tiles = [
+            np.asarray(image.resize((width, height), Image.Resampling.LANCZOS))
+            for record in shown
+            for image in read_images(record)
+            if image is not None
+        ]
+        rows.append(np.concatenate(tiles, axis=1))
+    widest = max(row.shape[1] for row in rows)
+    rows = [np.pad(row, ((0, 4), (0, widest - row.shape[1]), (0, 0)), constant_values=255) for row in rows]
+    return Image.fromarray(np.concatenate(rows))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the tables of all folders."""
     args = describe_images_arguments(argv)
@@ -123,6 +145,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for folder in args.folders:
         for line in describe_folder(folder, SOURCES[args.layout], args.triples):
             logger.info("%s", line)
+    if args.sheet is not None:
+        draw_sheet(args.folders[0], SOURCES[args.layout]).save(args.sheet, quality=82)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,8 @@ def expose(
     (mean, mean_spread), (deviation, spread) = family.brightness.of(modality), family.contrast.of(modality)
     mean *= np.exp(mean_spread * np.clip(rng.standard_normal(), -2.0, 2.0))
     deviation *= np.exp(spread * np.clip(rng.standard_normal(), -2.0, 2.0))
-    grey = image if image.ndim == 2 else image.mean(axis=-1)
+    # Lamps are brighter than the range; the exposure does not follow them.
+    grey = np.minimum(image if image.ndim == 2 else image.mean(axis=-1), 0.9)
     gain = deviation / max(float(grey.std()), 1e-3)
     if modality is Modality.TI:  # a thermal camera shows a fixed range of temperatures, give or take a little
         gain = float(np.clip(gain, 1.05, 1.45))

@@ -159,9 +159,9 @@ class _Sample:
             )
             return float(rng.uniform(low, high))
 
-        height = between((0.86, 1.01), (0.75, 1.60))
-        centre = between((0.40, 0.60), (-0.12, 1.12))
-        middle = between((0.485, 0.515), (0.14, 0.86))
+        height = between((0.86, 1.01), (0.80, 1.65))
+        centre = between((0.40, 0.60), (-0.03, 1.03))
+        middle = between((0.485, 0.515), (0.06, 0.94))
         return View(
             yaw=heading + turn + rng.normal(0.0, 0.35),
             pitch=rng.uniform(*self.family.pitch),
@@ -181,7 +181,7 @@ class _Sample:
         light = Light(
             lamp=self.scene.lamp,
             ambient=rng.uniform(0.25, 0.55),
-            folds=0.11 * noise(rng, self.size, 1.3),
+            folds=0.09 * noise(rng, self.size, 1.3),
             blotches=0.03 * noise(rng, self.size, 1.6),
             hands=rng.uniform(0.0, 0.25),
             wear=rng.uniform(-0.05, 0.05),

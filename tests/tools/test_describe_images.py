@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from structures import UserError
 from tools.describe_images import main as describe
@@ -25,6 +26,13 @@ def test_the_table(mini_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     low, middle, high, real = (float(text) for text in row.split()[1:5])
     assert 0.0 < low <= middle <= high < 1.0
     assert real == 0.24
+
+
+def test_the_sheet_has_a_row_for_each_identity(mini_root: Path, tmp_path: Path) -> None:
+    """Four test identities, two cameras, two views, three modalities of 192 x 96 pixels."""
+    describe([str(mini_root / "RGBNT201"), "--triples", "1", "--sheet", str(tmp_path / "sheet.png")])
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert sheet.size == (2 * 2 * 3 * 96, 4 * 196)
 
 
 @pytest.mark.parametrize(
