@@ -41,10 +41,10 @@ class SyntheticSpec(DrawnSpec):
     generator: ClassVar[int] = 2
     jpeg_quality: ClassVar[int] = 88
 
-    train_ids: int = 320
+    train_ids: int = 256
     test_ids: int = 80
     cameras: int = 2
-    train_shots: int = 3
+    train_shots: int = 4
     test_shots: int = 4
     height: int = 256
     width: int = 128
