@@ -181,8 +181,8 @@ TABLE = (
     TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",
-        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic` or `SyntheticHard`: "
-        "[data.md](data.md)."),
+        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticV1` or "
+        "`SyntheticHard`: [data.md](data.md)."),
     FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder."),
     TrainKey("DATASETS.VAL_IDS", 0,
         "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "

@@ -12,11 +12,11 @@ from datasets.dataset import DatasetError, Scan, Splits
 from datasets.msvr310 import read_msvr310, scan_msvr310
 from datasets.rgbnt100 import read_rgbnt100, scan_rgbnt100
 from datasets.rgbnt201 import read_rgbnt201, scan_rgbnt201
-from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec, ensure_synthetic
+from datasets.synthetic import ANYWHERE_SPEC, HARD_SPEC_V1, DrawnSpec, SpecV1, SyntheticSpec, ensure_synthetic
 from datasets.wmveid863 import read_wmveid863, scan_wmveid863
 
 
-def _draw_synthetic(root: Path, *, name: str, spec: SyntheticSpec) -> Path:
+def _draw_synthetic(root: Path, *, name: str, spec: DrawnSpec) -> Path:
     try:
         return ensure_synthetic(root, name=name, seed=0, spec=spec)  # the same set for every training seed
     except OSError as error:
@@ -59,6 +59,14 @@ class DataSource:
     draw: Callable[[Path], Path] | None = None
 
 
+DRAWN_SETS: dict[str, DrawnSpec] = {
+    "Synthetic": SyntheticSpec(),
+    "SyntheticAnywhere": ANYWHERE_SPEC,
+    "SyntheticV1": SpecV1(),
+    "SyntheticHard": HARD_SPEC_V1,
+}
+"""The data sets that the project draws, by their name in DATASETS.NAMES."""
+
 _RGBNT201 = DataSource("RGBNT201", read_rgbnt201, scan_rgbnt201, "camera", lambda camera: f"cam{camera + 1}")
 
 SOURCES = {
@@ -72,7 +80,7 @@ SOURCES = {
     ),
     **{
         name: replace(_RGBNT201, folder=name, draw=partial(_draw_synthetic, name=name, spec=spec))
-        for name, spec in {"Synthetic": DEFAULT_SPEC, "SyntheticHard": HARD_SPEC}.items()
+        for name, spec in DRAWN_SETS.items()
     },
 }
 """The data sets by their name in DATASETS.NAMES."""

@@ -37,7 +37,9 @@ torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
 SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
-MINIATURE = SyntheticSpec(train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2)
+MINIATURE = SyntheticSpec(
+    train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2, height=128, width=64
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -37,7 +37,9 @@ class Scene:
         self.folder = folder
         self.monkeypatch = monkeypatch
         self.run = folder / "run"
-        spec = SyntheticSpec(train_ids=4, test_ids=2, cameras=2, train_shots=1, test_shots=1)
+        spec = SyntheticSpec(
+            train_ids=4, test_ids=2, cameras=2, train_shots=1, test_shots=1, height=128, width=64
+        )
         self.data = ensure_synthetic(folder, spec=spec).rename(folder / "RGBNT201")
 
     def arguments(self, *more: str, output: str = "run") -> list[str]:
@@ -519,7 +521,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "an unknown data set": (
         _config("DATASETS.NAMES", "Market1501"),
         "unknown data set 'Market1501' in DATASETS.NAMES; choose from MSVR310, RGBNT100, RGBNT201, "
-        "Synthetic, SyntheticHard, WMVeID863",
+        "Synthetic, SyntheticAnywhere, SyntheticHard, SyntheticV1, WMVeID863",
     ),
     "an image without its partner": (_unpaired, "1 problem with the data set in …/RGBNT201:…"),
     "a file name that cannot be read": (_unparsable, "1 problem with the data set in …/RGBNT201:…"),

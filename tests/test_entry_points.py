@@ -179,7 +179,14 @@ def test_overwriting_leaves_foreign_files_alone(tmp_path: Path, mini_settings: l
     assert (folder / "last.pth").is_file()
 
 
-TOOLS = ("tools.check_dataset", "tools.convert", "tools.figures", "studies", "studies slim")
+TOOLS = (
+    "tools.check_dataset",
+    "tools.convert",
+    "tools.describe_images",
+    "tools.figures",
+    "studies",
+    "studies slim",
+)
 
 
 @pytest.mark.parametrize("command", ["train_net.py", "test_net.py", *(f"-m {name}" for name in TOOLS)])

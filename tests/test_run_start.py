@@ -74,7 +74,9 @@ def test_a_file_of_demo_gets_the_name_of_the_weights(caplog: pytest.LogCaptureFi
 def test_a_run_is_not_resumed_on_other_images(
     tmp_path: Path, mini_settings: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = SyntheticSpec(train_ids=5, test_ids=2, cameras=2, train_shots=1, test_shots=1)
+    spec = SyntheticSpec(
+        train_ids=5, test_ids=2, cameras=2, train_shots=1, test_shots=1, height=128, width=64
+    )
     data = ensure_synthetic(tmp_path, spec=spec).rename(tmp_path / "RGBNT201")
     arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, "TEST.CONTROLS", "False"]
     arguments += ["DATASETS.ROOT_DIR", str(tmp_path), "OUTPUT_DIR", str(tmp_path / "run")]

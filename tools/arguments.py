@@ -22,6 +22,24 @@ def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
+def describe_images_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.describe_images."""
+    parser = argparse.ArgumentParser(
+        description="Print brightness, contrast, saturation, sharpness and power spectrum of data sets."
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a data set")
+    parser.add_argument(
+        "--layout", default="RGBNT201", metavar="NAME", help="data set whose layout they have (RGBNT201)"
+    )
+    parser.add_argument(
+        "--triples", type=int, default=400, metavar="N", help="read at most N, evenly spread (400; 0: all)"
+    )
+    parser.add_argument(
+        "--sheet", type=output_path, metavar="FILE", help="also draw some test identities of the first folder"
+    )
+    return parser.parse_args(argv)
+
+
 def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.convert."""
     parser = argparse.ArgumentParser(description="Translate a checkpoint between DeMo's names and ours.")

@@ -14,7 +14,7 @@ from config import get_cfg
 from datasets import build, sources
 from datasets.build import DataBundle, build_data
 from datasets.dataset import DatasetError, Splits
-from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec
+from datasets.synthetic import DrawnSpec
 from structures import ImageRecord, ModalBatch, Modality, PerModality
 
 TRAIN_IDS, TEST_IDS = (3, 5, 8, 13), (1, 2, 4)
@@ -276,9 +276,9 @@ def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path, name: s
         build_data(cfg)
 
 
-@pytest.mark.parametrize(("name", "spec"), [("Synthetic", DEFAULT_SPEC), ("SyntheticHard", HARD_SPEC)])
+@pytest.mark.parametrize(("name", "spec"), sources.DRAWN_SETS.items())
 def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
-    name: str, spec: SyntheticSpec, cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, spec: DrawnSpec, cfg: CfgNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 

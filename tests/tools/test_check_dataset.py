@@ -46,10 +46,10 @@ def test_pixel_formats_and_turned_files_are_counted(
         deep = np.asarray(image.convert("L")).astype(np.uint16) * 257
     Image.fromarray(deep).save(path, format="PNG", exif=exif)
     run(root, "--json", str(tmp_path / "report.json"))
-    assert "TI: 47 8-bit grey, 1 16-bit grey" in caplog.text
+    assert "TI: 47 8-bit colour, 1 16-bit grey" in caplog.text
     assert "1 file(s) with an EXIF flag, turned upright" in caplog.text
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["pixel_formats"]["TI"] == {"8-bit grey": 47, "16-bit grey": 1}
+    assert report["pixel_formats"]["TI"] == {"8-bit colour": 47, "16-bit grey": 1}
     assert report["turned"] == 1
 
 

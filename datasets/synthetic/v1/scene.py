@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from datasets.synthetic_body import Pose, pose_body
-from datasets.synthetic_person import LOWER_COLOURS, UPPER_COLOURS, Person, jittered_choice
+from datasets.synthetic.spec import Triple
+from datasets.synthetic.v1.body import Pose, pose_body
+from datasets.synthetic.v1.person import LOWER_COLOURS, UPPER_COLOURS, Person, jittered_choice
 from structures import Modality, PerModality
 
 _CHANNELS = PerModality(rgb=3, ni=1, ti=1)
@@ -78,19 +79,6 @@ class Camera:
             gains=_CHANNELS.map(lambda channels: rng.uniform(0.9, 1.1, channels)),
             gammas=_CHANNELS.map(lambda _: rng.uniform(0.87, 1.15)),
         )
-
-
-@dataclass(frozen=True)
-class Triple:
-    """One drawn sample.
-
-    Attributes:
-        images: bytes, (H, W, 3) for RGB and (H, W) for the others.
-        mask: True where the person is and no occluder covers it, (H, W).
-    """
-
-    images: PerModality[np.ndarray]
-    mask: np.ndarray
 
 
 def draw_triple(

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from datasets.synthetic_body import Build, Part, PosedBody
+from datasets.synthetic.v1.body import Build, Part, PosedBody
 from structures import PerModality
 
 UPPER_COLOURS = np.array(
