@@ -68,7 +68,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "compare": ("make the tables from the finished runs of a study, or from two runs", _compare),
     "gap": ("compare the difference between two variants in one study with that in another", _gap),
     "missing": ("evaluate the runs of a study without some modalities", _finished_study),
-    "shift": ("shift the test images of the runs of a study: do the kept patches follow?", _finished_study),
+    "shift": ("shift the test images of a study, to see whether the kept patches follow", _finished_study),
     "slim": ("score slimmed models at several layers and keep ratios", _slim),
 }
 

@@ -15,7 +15,10 @@ FORMATS = ("demo", "ours", "safetensors")
 
 def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.check_dataset."""
-    parser = argparse.ArgumentParser(description="Open every image of a data set and list what is wrong.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.check_dataset",
+        description="Open every image of a data set and list what is wrong.",
+    )
     add_config_arguments(parser, default="the defaults alone")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
     parser.add_argument("--json", type=output_path, metavar="FILE", help="also write what is found here")
@@ -42,7 +45,9 @@ def describe_images_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.convert."""
-    parser = argparse.ArgumentParser(description="Translate a checkpoint between DeMo's names and ours.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.convert", description="Translate a checkpoint between DeMo's names and ours."
+    )
     parser.add_argument("input", type=Path, help="checkpoint to read; the format is told by its content")
     parser.add_argument("output", type=output_path, help="file to write; it must not exist")
     parser.add_argument("--to", required=True, choices=FORMATS, help="what to write")
@@ -51,7 +56,9 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.figures; `kind` and `queries` may hold overrides that follow them."""
-    parser = argparse.ArgumentParser(description="Draw ranked lists, selection maps and attention maps.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.figures", description="Draw ranked lists, selection maps and attention maps."
+    )
     add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
     add_weight_arguments(parser)
     parser.add_argument("--weights", metavar="FILE", help="the checkpoint, in place of TEST.WEIGHT")

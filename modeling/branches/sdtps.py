@@ -1,4 +1,7 @@
-"""SDTPS as a branch: select and aggregate patches, then take the mean of what is left of each modality."""
+"""SDTPS as a branch: select and aggregate patches, then take the mean of what is left of each modality.
+
+The scores and the decision are computed in modeling/seps/sdtps.py.
+"""
 
 from __future__ import annotations
 
