@@ -49,7 +49,7 @@ soak: $(INSTALLED)  ## kill training runs and reports twenty times, resume them,
 	$(BIN)/pytest -m soak -n 0 -o log_cli=true -o log_cli_level=INFO -o faulthandler_timeout=3660 $(SOAK)
 
 clean:  ## remove the environment, the drawn data set and all runs
-	rm -rf .venv .matrix data/Synthetic runs
+	rm -rf .venv .matrix data/Synthetic* runs
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "DeMo-SDTPS needs Python 3.10 or newer: make PYTHON=python3.12 …")'

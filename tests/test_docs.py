@@ -98,7 +98,7 @@ def test_files_in_the_plan_exist() -> None:
             package = found[1]
         elif not line.startswith(" "):
             package = "."
-        planned.setdefault(package, []).extend(re.findall(r"(?<![\w/])(?:\w+/)?\w+\.py\b", line))
+        planned.setdefault(package, []).extend(re.findall(r"(?<![\w/])(?:\w+/)*\w+\.py\b", line))
     for package in (*PACKAGES, "."):
         pattern = "*.py" if package == "." else "**/*.py"
         paths = [path for path in (ROOT / package).glob(pattern) if path.name != "__init__.py"]
