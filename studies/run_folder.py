@@ -15,9 +15,11 @@ from config import load_config
 from config.compare import HARMLESS
 from config.schema import flatten
 from engine.files import take_lock
-from structures import UserError
-from studies.scores import has_scores
+from engine.run_folder import QUERY_SCORES
+from structures import BEST_ON, LAST_EPOCH, UserError
 
+EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
+"""By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""
 RECORD = "study.json"
 """In each run folder: the program that trained it, and the seconds of each of its training processes."""
 CONSOLE = "console.txt"
@@ -29,7 +31,6 @@ class RunState(Enum):
 
     NEW = "to be trained"
     INTERRUPTED = "to be resumed"
-    TRAINED = "trained; the queries are to be scored"
     DONE = "finished"
 
 
@@ -44,7 +45,7 @@ class Run:
     words: tuple[str, ...]  # the overrides, `KEY VALUE …`
     cfg: CfgNode  # the configuration that they give
     program: Path | None = None  # what trains in place of train_net.py
-    epoch: str = "last"  # whose queries are scored: `last` or `best`
+    epoch: str = "last"  # which is compared: `last` or `best`
 
     @property
     def name(self) -> str:
@@ -64,9 +65,9 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """What its folder says."""
-        if is_trained(self.folder):
-            return RunState.DONE if has_scores(self.folder, self.epoch) else RunState.TRAINED
+        """What its folder says. A run without the scores of its queries is resumed, which makes them."""
+        if is_trained(self.folder) and (self.folder / QUERY_SCORES[self.epoch]).is_file():
+            return RunState.DONE
         return RunState.INTERRUPTED if (self.folder / "last.pth").is_file() else RunState.NEW
 
     def is_in_use(self) -> bool:
@@ -87,14 +88,14 @@ def check_runs(runs: Sequence[Run], threads: int | None) -> None:
         if run.state is RunState.NEW:  # nothing of it will be used
             continue
         # Configuration and program.
-        changed = changed_settings(run.folder, run.cfg)
+        changed = changed_keys(run.folder, run.cfg)
         before = read_record(run.folder).get("program", run.program_name)
         if before != run.program_name:
             changed["program"] = (before, run.program_name)
         if changed:
             listed = ", ".join(f"{key} was {old!r} and is {new!r} now" for key, (old, new) in changed.items())
             raise UserError(
-                f"{run.folder} was trained with other settings than the study asks for: {listed}; "
+                f"{run.folder} was trained in another way than the study asks for: {listed}; "
                 "change the study back, name another output, or delete that folder"
             )
         # Threads.
@@ -114,8 +115,8 @@ def thread_counts(folder: Path) -> list[int]:
     return sorted({entry["threads"] for entry in (read_metrics(folder) or {}).get("environments", [])})
 
 
-def changed_settings(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """The settings of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
+def changed_keys(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """The values of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
 
     A key that the run does not know yet, because it is younger, has its default.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,13 +11,10 @@ import numpy as np
 
 from structures import RETURN_PATTERNS, Modality, UserError
 from studies.bootstrap import Difference, paired_bootstrap
-from studies.run_folder import read_metrics, read_record
-from studies.scores import EPOCHS, QueryScores, read_scores
-
-logger = logging.getLogger(__name__)
+from studies.run_folder import EPOCHS, read_metrics, read_record
+from studies.scores import QueryScores, read_scores
 
 MODALITIES = tuple(modality.value for modality in Modality)
-TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Summary:
 
 
 def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunResult:
-    """What the last or the best epoch of a finished run whose queries are scored has reached."""
+    """What the last or the best epoch of a finished run has reached."""
     # What training has written.
     metrics = read_metrics(folder)
     if metrics is None or "summary" not in metrics:
@@ -107,13 +103,8 @@ def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunRe
     if EPOCHS[epoch] not in metrics["summary"]:
         raise UserError(f"{folder / 'metrics.json'} has no entry {EPOCHS[epoch]!r}; repeat the run")
     found = metrics["summary"][EPOCHS[epoch]]
-    # What scoring the queries has given must agree with it.
     scores = read_scores(folder, pattern, epoch)
     ranking = found[f"pattern_{scores.pattern}"]
-    again = 100 * float(scores.average_precisions.mean())
-    if abs(again - ranking["mAP"]) > TOLERANCE:
-        message = "%s: mAP was %.2f after training and %.2f when the queries were scored"
-        logger.warning(message, folder, ranking["mAP"], again)
     # All measures, by the name of their column.
     kept = {name: found.get("kept_patch_precision", {}).get(name) for name in MODALITIES}
     known = [value for value in kept.values() if value is not None]

@@ -20,7 +20,6 @@ def write_study(folder: Path, gap: float, *, seeds: tuple[int, ...] = (1, 2, 3),
             precisions = np.random.default_rng(seed).uniform(0.2, 0.5, 30) + shift
             np.savez(
                 run / "query_scores.npz",
-                run=np.array("a run"),
                 names=np.array([f"{number}.jpg" for number in range(first, first + 30)]),
                 patterns=np.array([1, 2]),
                 average_precisions_1=np.zeros(30),
