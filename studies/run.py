@@ -132,6 +132,7 @@ class StudyRunner:
         """
         with self._switch.listen():
             try:
+                # Start runs as long as devices are free, and take note of those that end.
                 self._wait_for_earlier_processes()
                 left = [run for run in self.runs if run.state is not RunState.DONE]
                 self.num_finished = len(self.runs) - len(left)
@@ -147,6 +148,7 @@ class StudyRunner:
                     job.process.terminate()
                 for job in list(self._jobs):
                     self._finish(job)
+                # All have saved: say what is left to do.
                 number = self._switch.signal or signal.SIGTERM
                 kept = f"{self.num_finished} of {len(self.runs)} runs are finished and will not be repeated"
                 raise RunStopped(f"the study was stopped by {number.name}; {kept}", 128 + number) from None
@@ -172,14 +174,16 @@ class StudyRunner:
 
     def _start(self, run: Run) -> None:
         """Start to train a run on a free device."""
+        # What the process sees.
         device = self._free[0]
         chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
+            # The time of this process is not known if the study dies.
             run.folder.mkdir(parents=True, exist_ok=True)
             earlier = read_record(run.folder).get("seconds", []) if run.state is RunState.INTERRUPTED else []
-            _record(run, [*earlier, None])  # the time of this process is not known if the study dies
+            _record(run, [*earlier, None])
             with (run.folder / CONSOLE).open("ab") as console:
                 process = subprocess.Popen(
                     self.train(run),

@@ -52,6 +52,16 @@ class VariantSummary:
         """The epochs that the numbers are from."""
         return sorted({result.epoch for result in self.results.values()})
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for summary.json."""
+        return {
+            "name": self.name,
+            "patterns": self.patterns,
+            "epochs": self.epochs,
+            "runs": {str(seed): result.measures for seed, result in self.results.items()},
+            "differences": {m: {**asdict(d), "word": d.word} for m, d in self.differences.items()},
+        }
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -78,19 +88,7 @@ class Summary:
             "reference": self.reference,
             "epoch": EPOCHS[self.epoch],
             "pattern": self.pattern_words,
-            "variants": [
-                {
-                    "name": variant.name,
-                    "patterns": variant.patterns,
-                    "epochs": variant.epochs,
-                    "runs": {str(seed): result.measures for seed, result in variant.results.items()},
-                    "differences": {
-                        measure: {**asdict(found), "word": found.word}
-                        for measure, found in variant.differences.items()
-                    },
-                }
-                for variant in self.variants
-            ],
+            "variants": [variant.as_dict() for variant in self.variants],
         }
 
 

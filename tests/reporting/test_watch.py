@@ -30,7 +30,7 @@ class KeepsOnePatch(nn.Module):
         self.dropout(torch.ones(9))
         if self.fails:
             raise RuntimeError("broken")
-        kept = PerModality(*(torch.full((len(batch), 1), place) for place in (0, 0, 1)))
+        kept = PerModality(*(torch.full((len(batch), 1), index) for index in (0, 0, 1)))
         scores = PerModality.build(lambda _: torch.zeros(len(batch), 2))
         return ModelOutput(heads=(), selections={"sdtps": Selection(kept, scores, (2, 1))})
 
