@@ -20,7 +20,7 @@ from engine.interrupt import RunStopped, StopRequested, StopSwitch
 from structures import UserError
 from studies.compare import write_study
 from studies.pages import check_summary_folder
-from studies.run_folder import CONSOLE, RECORD, Run, RunState, check_runs, read_record
+from studies.run_folder import CONSOLE, RECORD, TRAINER, Run, RunState, check_runs, read_record
 from studies.spec import StudySpec, read_spec
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def list_runs(spec: StudySpec, jobs: int, threads: int) -> None:
 def train_command(run: Run) -> list[str]:
     """train_net.py, resumed where a checkpoint is saved."""
     how = "--resume" if run.state is RunState.INTERRUPTED else "--overwrite"
-    program = run.program or ROOT / "train_net.py"
+    program = run.program or ROOT / TRAINER
     return [sys.executable, str(program), how, "--config_file", str(run.config_file), *run.words]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from yacs.config import CfgNode
 
 from config import load_config
@@ -20,6 +21,7 @@ from structures import BEST_ON, LAST_EPOCH, UserError
 
 EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
 """By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""
+TRAINER = "train_net.py"
 RECORD = "study.json"
 """In each run folder: the program that trained it, and the seconds of each of its training processes."""
 CONSOLE = "console.txt"
@@ -55,7 +57,7 @@ class Run:
     @property
     def program_name(self) -> str:
         """What trains, for the record."""
-        return str(self.program or "train_net.py")
+        return str(self.program or TRAINER)
 
     @property
     def epochs_left(self) -> int:
@@ -130,12 +132,18 @@ def is_trained(folder: Path) -> bool:
 
 
 def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list[Path]]:
-    """The folders of the trained runs by variant; of all variants if none is named."""
+    """The folders of the trained runs by variant, to evaluate them; of all variants if none is named."""
     names = variants or sorted(path.name for path in study.glob("*") if path.is_dir())
     runs = {name: sorted(filter(is_trained, (study / name).glob("seed_*"))) for name in names}
     for name in names or [""]:
         if not runs.get(name):
             raise UserError(f"{study / name} holds no finished runs; name a folder that `studies run` made")
+        for folder in runs[name]:
+            if (program := read_record(folder).get("program", TRAINER)) != TRAINER:
+                raise UserError(
+                    f"{folder} was trained by {program}, whose patches an evaluation alone does not have; "
+                    "name other --variants"
+                )
     return runs
 
 
@@ -150,6 +158,36 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 def read_record(folder: Path) -> dict[str, Any]:
     """What the study has recorded about a run; empty for runs that no study has made."""
     return _read_json(folder / RECORD) or {}
+
+
+class QueryScores(NamedTuple):
+    """The scores of a run with one return pattern, of the Q queries that have a positive in the gallery."""
+
+    pattern: int
+    names: np.ndarray  # of the files, (Q,)
+    average_precisions: np.ndarray  # (Q,), in [0, 1]
+    first_hits: np.ndarray  # rank of the first positive, (Q,), from 1
+
+
+def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -> QueryScores:
+    """The scores of the queries of a run, in its last or best epoch.
+
+    They are those of the last return pattern, unless the model has the one that is asked for.
+    """
+    path = folder / QUERY_SCORES[epoch]
+    again = f"`python train_net.py --config_file {folder / 'config.yml'} --resume` makes it"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            patterns = [int(number) for number in arrays["patterns"]]
+            chosen = pattern if pattern in patterns else patterns[-1]
+            names, hits = arrays["names"], arrays[f"first_hits_{chosen}"]
+            precisions = arrays[f"average_precisions_{chosen}"]
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; {again}") from None
+    except (OSError, ValueError, EOFError, KeyError):
+        raise UserError(f"{path} cannot be read; delete it: {again} again") from None
+    scored = ~np.isnan(precisions)
+    return QueryScores(chosen, names[scored], precisions[scored], hits[scored])
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

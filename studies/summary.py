@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ import numpy as np
 
 from structures import RETURN_PATTERNS, Modality, UserError
 from studies.bootstrap import Difference, paired_bootstrap
-from studies.run_folder import EPOCHS, read_metrics, read_record
-from studies.scores import QueryScores, read_scores
+from studies.run_folder import EPOCHS, QueryScores, read_metrics, read_record, read_scores
 
 MODALITIES = tuple(modality.value for modality in Modality)
 
@@ -126,6 +125,14 @@ def summarise(results: Mapping[str, Mapping[int, RunResult]], reference: str) ->
     ]
 
 
+def stack_precisions(sides: Sequence[Sequence[QueryScores]]) -> list[np.ndarray]:
+    """The average precisions of S runs on each side, (S, Q) in percent; all must have the same queries."""
+    names = sides[0][0].names
+    if not all(np.array_equal(scores.names, names) for side in sides for scores in side):
+        raise UserError("the runs have different queries; only runs with the same queries can be compared")
+    return [100 * np.stack([scores.average_precisions for scores in side]) for side in sides]
+
+
 def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -> dict[str, Difference]:
     """The differences of mAP, R-1 and kept patches on the person, over the seeds that both variants have.
 
@@ -136,12 +143,8 @@ def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -
         return {}
     # The scores of the queries, (S, Q) on each side.
     pairs = [[side[seed].scores for seed in seeds] for side in (runs, reference)]
-    for scores in (*pairs[0], *pairs[1]):
-        if not np.array_equal(scores.names, pairs[0][0].names):
-            raise UserError("the runs have different queries; only runs on the same test set can be compared")
-    precisions = [100 * np.stack([scores.average_precisions for scores in side]) for side in pairs]
     hits = [100.0 * np.stack([scores.first_hits == 1 for scores in side]) for side in pairs]
-    found = {"mAP": paired_bootstrap(*precisions), "R-1": paired_bootstrap(*hits)}
+    found = {"mAP": paired_bootstrap(*stack_precisions(pairs)), "R-1": paired_bootstrap(*hits)}
     # The kept patches, (S, 1) on each side.
     kept = [[[side[seed].measures["on person"]] for seed in seeds] for side in (runs, reference)]
     on_person = [np.array(side, dtype=float) for side in kept]

@@ -53,7 +53,7 @@ def test_seeds_that_one_of_the_studies_lacks_are_left_out(
     ("other", "message"),
     [
         ({"seeds": (8, 9)}, "have no seed in common that both .* and .* were trained with"),
-        ({"first": 1}, "only studies of the same queries can be compared"),
+        ({"first": 1}, "only runs with the same queries can be compared"),
     ],
 )
 def test_studies_that_do_not_fit_are_refused(tmp_path: Path, other: dict[str, int], message: str) -> None:

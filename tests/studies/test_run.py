@@ -24,8 +24,7 @@ from studies.__main__ import main
 from studies.bootstrap import Difference
 from studies.pages import markdown, show_mean
 from studies.run import StudyRunner
-from studies.run_folder import Run, RunState, is_trained
-from studies.scores import QueryScores, read_scores
+from studies.run_folder import QueryScores, Run, RunState, is_trained, read_scores
 from studies.spec import read_spec
 from studies.summary import RunResult, Summary, summarise
 
