@@ -175,7 +175,7 @@ def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -
     They are those of the last return pattern, unless the model has the one that is asked for.
     """
     path = folder / QUERY_SCORES[epoch]
-    again = f"`python train_net.py --config_file {folder / 'config.yml'} --resume` makes it"
+    again = f"`python train_net.py --config_file {folder}/config.yml --resume OUTPUT_DIR {folder}` makes it"
     try:
         with np.load(path, allow_pickle=False) as arrays:
             patterns = [int(number) for number in arrays["patterns"]]
