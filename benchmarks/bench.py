@@ -210,7 +210,7 @@ def table_of(rows: Iterable[Row]) -> str:
 
 def describe_machine() -> dict[str, Any]:
     """Where and with what the rows are measured."""
-    packages = ("torch", "torchvision", "timm", "numpy", "scipy", "pillow")
+    packages = ("torchvision", "timm", "numpy", "scipy", "pillow")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": git_commit(),
@@ -219,6 +219,7 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
+        "torch": torch.__version__,  # with the build, such as +cu132
         **{name: version(name) for name in packages},
     }
 
