@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from engine.checkpoint import check_model, open_checkpoint
-from engine.files import save_json
+from engine.files import save_arrays, save_json
+from engine.run_folder import QUERY_SCORES
 from engine.train import Trainer
 from evaluation.loop import Evaluate, Model, raw_pixels
 from evaluation.result import EvaluationResult, main_scores
@@ -27,7 +28,8 @@ def score_epochs(
     """Score the last epoch, the best one and the controls on the test split; all processes together.
 
     Where the epochs were evaluated on the test split, their scores are known already. Otherwise the test
-    split is read here, for the first time, and the model ends with the weights of the best epoch.
+    split is read here, for the first time, and the model ends with the weights of the best epoch. The main
+    process saves the score of every query, for comparisons of runs.
 
     Args:
         trainer: after `run`.
@@ -51,7 +53,10 @@ def score_epochs(
     else:
         last = score(trainer.model)
         epoch, mean_ap = _load_best(trainer)
-        best = score(trainer.model).as_dict()
+        best_result = score(trainer.model)
+        _save_query_scores(trainer, "best", best_result)
+        best = best_result.as_dict()
+    _save_query_scores(trainer, "last", last)
     summary = {
         LAST_EPOCH: {**last.as_dict(), "epoch": epochs[-1]["epoch"]},
         BEST_ON[split]: {**best, "epoch": epoch, f"{split}_mAP": mean_ap},
@@ -61,6 +66,11 @@ def score_epochs(
         summary["untrained"] = score(untrained.to(trainer.device)).as_dict()
         summary["raw pixels"] = score(raw_pixels).as_dict()
     return last, summary
+
+
+def _save_query_scores(trainer: Trainer, checkpoint: str, result: EvaluationResult) -> None:
+    if trainer.world.is_main:
+        save_arrays(trainer.folder / QUERY_SCORES[checkpoint], result.query_arrays())
 
 
 def _load_best(trainer: Trainer) -> tuple[int, float]:

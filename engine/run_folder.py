@@ -24,12 +24,14 @@ logger = logging.getLogger(__name__)
 
 LIST = ".run_files.json"
 """In each run folder: the files that the run wrote, or is about to write, but for the log and the lock."""
-MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml")
-"""What every run writes."""
+QUERY_SCORES = {"last": "query_scores.npz", "best": "query_scores_best.npz"}
+"""The scores of every query by checkpoint; those of the best one only with a validation split."""
+MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml", *QUERY_SCORES.values())
+"""What a run writes."""
 BOARD = "tensorboard"
 EVALUATION_BOARD = f"{BOARD}/evaluation"
 _RUN_FILE = (
-    r"last\.pth|best\.pth|metrics\.json|config\.yml|epoch_\d+\.pth"
+    r"last\.pth|best\.pth|metrics\.json|config\.yml|query_scores(_best)?\.npz|epoch_\d+\.pth"
     rf"|({BOARD}|{EVALUATION_BOARD})/events\.out\.tfevents\.[^/]+"
 )
 """What a list may name; anything else in it is not believed."""

@@ -156,6 +156,20 @@ class EvaluationResult:
             "is_gallery": np.isin(rows, samples.triples.gallery_rows),
         }
 
+    def query_arrays(self) -> dict[str, np.ndarray]:
+        """The scores of the Q queries as plain arrays; a query without a positive has NaN and 0.
+
+        Returns:
+            `names` (Q,), `patterns`, and for each pattern `average_precisions_1` and `first_hits_1` (Q,).
+        """
+        names = np.array(self.samples.names or range(self.num_samples)).astype(str)
+        return {
+            "names": names[self.samples.triples.query_rows],
+            "patterns": np.array(list(self.ranking)),
+            **{f"average_precisions_{p}": metrics.average_precisions for p, metrics in self.ranking.items()},
+            **{f"first_hits_{p}": metrics.first_hits for p, metrics in self.ranking.items()},
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for metrics.json, in percent."""
         content: dict[str, Any] = {f"{PATTERN}{p}": metrics.as_dict() for p, metrics in self.ranking.items()}

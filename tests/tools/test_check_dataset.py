@@ -21,8 +21,8 @@ def root(mini_root: Path, tmp_path: Path) -> Path:
 
 
 def run(root: Path, *arguments: str) -> None:
-    settings = ["DATASETS.NAMES", "RGBNT201", "DATASETS.ROOT_DIR", str(root)]
-    check(["--config_file", str(SMALL_MODEL), *arguments, *settings])
+    overrides = ["DATASETS.NAMES", "RGBNT201", "DATASETS.ROOT_DIR", str(root)]
+    check(["--config_file", str(SMALL_MODEL), *arguments, *overrides])
 
 
 @pytest.fixture(autouse=True)

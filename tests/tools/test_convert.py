@@ -21,8 +21,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> P
     folder = tmp_path_factory.mktemp("runs") / "all"
     parts = ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.SIE_CAMERA", "True", "MODEL.HEAD", "2"]
     short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
-    settings = [*mini_settings, *parts, *short, "OUTPUT_DIR", str(folder)]
-    train_entry.main(["--config_file", str(SMALL_MODEL), *settings])
+    overrides = [*mini_settings, *parts, *short, "OUTPUT_DIR", str(folder)]
+    train_entry.main(["--config_file", str(SMALL_MODEL), *overrides])
     return folder
 
 
