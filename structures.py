@@ -1,12 +1,7 @@
-"""The types that every package of the project shares.
-
-Nothing here imports from another package; every other package may import from here.
-"""
+"""The types that cross the borders of packages. Every package may import from here."""
 
 from __future__ import annotations
 
-import stat
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -30,57 +25,6 @@ LAST_EPOCH = "last epoch"
 """What metrics.json calls the scores of the last epoch."""
 BEST_ON = {split: f"best on {split}" for split in ("validation", "test")}
 """What it calls those of the best epoch, by the split that this was chosen on."""
-
-
-class UserError(ValueError):
-    """Something that the user gave cannot be used; the message names it and says what to do.
-
-    The entry points print the message alone; any other exception is a defect and keeps its stack trace.
-    """
-
-
-def on_one_line(text: object) -> str:
-    """The text for a message: what would break the line, or cannot be printed, is escaped."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
-
-
-def file_fault(path: Path) -> str:
-    """What keeps a file from being a checkpoint of any kind, as the end of a sentence; empty if nothing does.
-
-    A file that does not exist or may not be read has no fault here: whoever opens it says so. A pipe is not
-    opened, since that would wait forever.
-    """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            return "is a folder; name the file in it"
-        if not stat.S_ISREG(mode):
-            return "is a pipe or a device, not a file; name the file itself"
-        with path.open("rb") as file:
-            start = file.read(200)
-        if not start:
-            return "is empty; fetch it again"
-        if start.startswith(b"version https://git-lfs"):
-            return "is a pointer of Git LFS, not the file itself; run `git lfs pull` where it was cloned"
-        if start.lstrip()[:1] == b"<":
-            return "is a web page, not weights; the download went wrong"
-        return ""
-    except OSError:
-        return ""
-
-
-def is_whole(path: Path) -> bool:
-    """Whether the checksums of a zip archive, as torch writes it, are right; torch does not look at them."""
-    try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                return True
-            with zipfile.ZipFile(file) as archive:
-                return archive.testzip() is None
-    except FileNotFoundError:
-        return True
-    except Exception:  # what a broken archive raises differs from place to place
-        return False
 
 
 class Modality(Enum):

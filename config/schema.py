@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from yacs.config import CfgNode
 
-from structures import UserError
+from errors import UserError
 
 
 class ConfigError(UserError):

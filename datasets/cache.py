@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structures import Modality, UserError
+from errors import UserError
+from structures import Modality
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from PIL import Image, UnidentifiedImageError
 
 from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of, strip_fault
 from datasets.pixels import PIXEL_FORMATS, convert_to, highest_value, is_turned, make_upright
-from structures import ImageRecord, Modality, on_one_line
+from errors import on_one_line
+from structures import ImageRecord, Modality
 
 PROBLEM_KINDS = {
     "folder": "folders that are missing, empty or cannot be read",

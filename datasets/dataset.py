@@ -16,7 +16,8 @@ from typing_extensions import NamedTuple
 
 from datasets.cache import RamCache
 from datasets.pixels import convert_to, make_upright
-from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
+from errors import UserError, on_one_line
+from structures import ImageRecord, ModalBatch, Modality, PerModality
 
 IMAGE_FORMATS = ("JPEG", "PNG")
 """What is decoded, whatever the name says: for other formats Pillow may start other programs."""

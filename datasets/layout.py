@@ -10,7 +10,8 @@ from pathlib import Path
 from typing_extensions import NamedTuple
 
 from datasets.dataset import DatasetError, Problem, Scan, Splits
-from structures import ImageRecord, Modality, PerModality, on_one_line
+from errors import on_one_line
+from structures import ImageRecord, Modality, PerModality
 
 IMAGE_ENDING = r"\.(?i:jpg|jpeg|png)"
 """The end of a file name, for regular expressions."""

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from engine.files import write_atomically
+from errors import UserError, on_one_line
 from evaluation.result import scores_by_pattern
-from structures import BEST_ON, UserError, file_fault, is_whole, on_one_line
+from structures import BEST_ON
+from weight_file import file_fault, is_plain, is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +245,7 @@ def _fault(value: Any, wanted: Any) -> str:
 def _tensor_fault(value: Any, wanted: Tensor) -> str:
     if not isinstance(value, Tensor):
         return " is not a tensor"
-    if value.is_nested or value.layout != torch.strided or value.is_quantized or value.is_meta:
+    if not is_plain(value):
         return " is not a plain array of numbers"
     if value.shape != wanted.shape:
         return f" has shape {tuple(value.shape)}, not {tuple(wanted.shape)}"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.interrupt import stop_with_launcher
-from structures import UserError, on_one_line
+from errors import UserError, on_one_line
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from structures import UserError
+from errors import UserError
 
 TEMPORARY = r"\.\d+(-[0-9a-f]+)?\.tmp"
 """How the name of a half-written file ends, after a dot and the name of the file; a regular expression."""

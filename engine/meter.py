@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from engine.checkpoint import Progress
 from engine.distributed import World
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

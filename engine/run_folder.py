@@ -18,7 +18,7 @@ from typing import IO
 from engine.distributed import World
 from engine.files import TEMPORARY, check_destination, check_regular, save_json, save_text, take_lock
 from engine.runtime import describe_software, setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from engine.distributed import World
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

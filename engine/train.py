@@ -32,9 +32,10 @@ from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_childr
 from engine.meter import Meter, NonFiniteLossError, Reading, Step, check_state, gradient_norm
 from engine.run_folder import BOARD, EVALUATION_BOARD, list_new_events, list_run_files
 from engine.runtime import compare_environments, describe_environment
+from errors import UserError
 from evaluation.loop import Evaluate
 from evaluation.result import EvaluationResult
-from structures import ModalBatch, ModelOutput, UserError
+from structures import ModalBatch, ModelOutput
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from yacs.config import CfgNode
 
+from errors import UserError
 from evaluation.loop import Evaluate, Processes, evaluate
 from evaluation.result import ScoringOptions
-from structures import MISSING_CONDITIONS, RetrievalSet, UserError
+from structures import MISSING_CONDITIONS, RetrievalSet
 
 
 def make_scoring(cfg: CfgNode) -> ScoringOptions:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from errors import UserError
 from evaluation.distances import GivenDistances, SquaredEuclidean
-from structures import RankingMetrics, UserError
+from structures import RankingMetrics
 
 MAX_RANK = 50
 CHUNK_SIZE = 1024  # queries at once, unless CHUNK_BYTES asks for fewer

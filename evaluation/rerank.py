@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
+from errors import UserError
 from evaluation.distances import SquaredEuclidean, check_features, nearest_indices
-from structures import UserError
 
 CHUNK_SIZE = 8192  # rows of distances at once, unless CHUNK_BYTES asks for fewer
 CHUNK_BYTES = 2**29

@@ -19,7 +19,8 @@ import torch
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 
-from structures import ModalBatch, Modality, PerModality, UserError
+from errors import UserError
+from structures import ModalBatch, Modality, PerModality
 
 if TYPE_CHECKING:
     from modeling.reid_model import MultiModalReID

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from structures import UserError, file_fault, is_whole, on_one_line
+from errors import UserError, on_one_line
+from weight_file import file_fault, is_plain, is_whole
 
 CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Entries under which training programs keep the weights."""
@@ -77,13 +78,6 @@ def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
     return {
         name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
     }
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor holds each of its numbers: not sparse, nested, quantised, or without content."""
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return False
-    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def _decode(content: bytes, path: Path) -> Any:

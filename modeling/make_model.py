@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 from yacs.config import CfgNode
 
+from errors import UserError
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
@@ -20,7 +21,7 @@ from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
 from modeling.slimming import Slimming
-from structures import Modality, UserError
+from structures import Modality
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from structures import UserError
+from errors import UserError
 from studies.bootstrap import paired_bootstrap
 from studies.scores import QueryScores, read_scores
 

@@ -19,7 +19,7 @@ from threading import Lock
 
 from engine.files import check_regular, save_json, take_lock
 from engine.interrupt import RunStopped, StopRequested, StopSwitch
-from structures import UserError
+from errors import UserError
 from studies.compare import write_study
 from studies.pages import check_summary_folder
 from studies.run_folder import CONSOLE, RECORD, Run, RunState, check_runs, read_record

@@ -15,7 +15,7 @@ from config import load_config
 from config.compare import HARMLESS
 from config.schema import flatten
 from engine.files import take_lock
-from structures import UserError
+from errors import UserError
 from studies.scores import has_scores
 
 RECORD = "study.json"

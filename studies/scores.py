@@ -21,8 +21,9 @@ from engine.build import make_device
 from engine.command import run_command
 from engine.files import save_arrays
 from engine.runtime import setup_log
+from errors import UserError
 from evaluation.build import make_evaluate
-from structures import BEST_ON, LAST_EPOCH, UserError
+from structures import BEST_ON, LAST_EPOCH
 from trained import load_trained
 
 logger = logging.getLogger(__name__)

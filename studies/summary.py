@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from structures import RETURN_PATTERNS, Modality, UserError
+from errors import UserError
+from structures import RETURN_PATTERNS, Modality
 from studies.bootstrap import Difference, paired_bootstrap
 from studies.run_folder import read_metrics, read_record
 from studies.scores import EPOCHS, QueryScores, read_scores

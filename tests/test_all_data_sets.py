@@ -18,8 +18,9 @@ from conftest import ROOT
 from datasets.build import build_data, scan_data
 from datasets.dataset import Sample
 from datasets.sources import SOURCES
+from errors import UserError
 from miniatures import MINIATURES, PLACES, TEST_IDS, TRAIN_IDS, draw_miniature, draw_triple, save
-from structures import ImageRecord, Modality, UserError
+from structures import ImageRecord, Modality
 
 each_set = pytest.mark.parametrize("name", MINIATURES)
 

@@ -20,9 +20,9 @@ from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
 from engine.run_folder import list_run_files
+from errors import UserError
 from miniatures import draw_miniature
 from modeling.make_model import make_model
-from structures import UserError
 from tools.convert import main as convert
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -13,8 +13,8 @@ from conftest import SMALL_MODEL
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.arguments import test_arguments as parse_test_arguments
 from engine.arguments import train_arguments
+from errors import UserError
 from modeling.make_model import warn_random_start
-from structures import UserError
 
 DEIT = ["MODEL.TRANSFORMER_TYPE", "deit_tiny_patch16_224", "MODEL.STRIDE_SIZE", "[16, 16]"]
 

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from timm.layers import QuickGELU
 from torch import Tensor, nn
 
+from errors import UserError
 from modeling.branches.base import Branch
-from structures import BranchOutput, Modality, ModalTokens, PerModality, UserError
+from structures import BranchOutput, Modality, ModalTokens, PerModality
 
 SUBSETS: dict[str, tuple[Modality, ...]] = {
     "".join(m.letter for m in subset): subset

@@ -18,11 +18,12 @@ from engine.checkpoint import describe_choice, load_checkpoint
 from engine.files import save_json
 from engine.final import read_history, score_epochs, write_metrics
 from engine.train import Trainer, TrainOptions
+from errors import UserError
 from evaluation.build import make_evaluate
 from evaluation.loop import Evaluate
 from evaluation.ranking import score_queries
 from evaluation.result import EvaluationResult, main_scores
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 
 MakeTrainer = Callable[..., Trainer]
 BatchMaker = Callable[..., ModalBatch]
