@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
-        model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+        model = make_model(cfg, *data.split.sizes)
         start = {}
         if earlier is None or cfg.TEST.CONTROLS:
             start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)

@@ -50,7 +50,5 @@ def is_whole(path: Path) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor holds each of its numbers: not sparse, nested, quantised, or without content."""
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return False
-    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
+    """Whether a tensor is an array of numbers: not sparse, nested, quantised, or without content."""
+    return not (tensor.is_nested or tensor.is_quantized or tensor.is_meta) and tensor.layout == torch.strided

@@ -45,35 +45,24 @@ class UnreadableImageError(DatasetError):
 
 
 class Problem(NamedTuple):
-    """Something that is wrong with a data set.
+    """Something that is wrong with a data set."""
 
-    Attributes:
-        kind: one word, to count by.
-        path: the file or folder, below the folder of the data set, on one line.
-        message: one sentence on one line that names it.
-    """
-
-    kind: str
-    path: str
-    message: str
+    kind: str  # one word, to count by
+    path: str  # the file or folder, below the folder of the data set, on one line
+    message: str  # one sentence on one line that names it
 
 
 class Scan(NamedTuple):
-    """What a data set reader finds on disk, whether it can be used or not.
+    """What a data set reader finds on disk, whether it can be used or not."""
 
-    Attributes:
-        folder: of the data set.
-        train: training records with the identities on disk. The missing files of an incomplete triple are
-            among the problems.
-        query: test records that are looked up.
-        gallery: test records that are ranked; may be those of `query`.
-        problems: all that is wrong with names and folders; empty for a data set that can be used.
-    """
-
-    folder: Path
+    folder: Path  # of the data set
+    layout: str  # what the folder should hold, in words
+    # Training records with the identities on disk. The missing files of an incomplete triple are among the
+    # problems.
     train: Records
-    query: Records
-    gallery: Records
+    query: Records  # test records that are looked up
+    gallery: Records  # test records that are ranked; may be those of `query`
+    # All that is wrong with names and folders; empty for a data set that can be used.
     problems: tuple[Problem, ...]
 
     @property
@@ -83,19 +72,12 @@ class Scan(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What a data set reader yields.
+    """What a data set reader yields."""
 
-    Attributes:
-        train: records with `person_id` in [0, number of training identities).
-        query: test records that are looked up.
-        gallery: test records that are ranked; may hold the same images as `query`.
-        validation: records that `hold_out` took from `train`; they are looked up in each other.
-    """
-
-    train: Records
-    query: Records
-    gallery: Records
-    validation: Records = ()
+    train: Records  # records with `person_id` in [0, number of training identities)
+    query: Records  # test records that are looked up
+    gallery: Records  # test records that are ranked; may hold the same images as `query`
+    validation: Records = ()  # records that `hold_out` took from `train`; they are looked up in each other
 
     def describe(self) -> str:
         """A table of identities, triples and cameras of each split that is not empty."""
@@ -110,17 +92,11 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Which image is wanted, and all that its augmentation may depend on beside the seed.
+    """Which image is wanted, and all that its augmentation may depend on beside the seed."""
 
-    Attributes:
-        index: of the record in the data set.
-        epoch: the epoch of training.
-        draw: how often this record was drawn before in this epoch, so that repeats look different.
-    """
-
-    index: int
-    epoch: int = 0
-    draw: int = 0
+    index: int  # of the record in the data set
+    epoch: int = 0  # the epoch of training
+    draw: int = 0  # how often this record was drawn before in this epoch, so that repeats look different
 
 
 @dataclass(frozen=True)

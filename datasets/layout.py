@@ -36,12 +36,14 @@ class Search:
 
     Attributes:
         folder: of the data set.
+        layout: what the folder should hold, in words.
         test_only: leave the training split out.
         problems: what was found so far.
     """
 
-    def __init__(self, folder: Path, *, test_only: bool = False) -> None:
+    def __init__(self, folder: Path, layout: str, *, test_only: bool = False) -> None:
         self.folder = folder
+        self.layout = layout
         self.test_only = test_only
         self.problems: list[Problem] = []
 
@@ -75,7 +77,8 @@ class Search:
             for person_id in sorted(trained & {record.person_id for record in found[name]}):
                 sentence = f"identity {person_id:0{digits}d} is in both {train} and {name}"
                 self.problems.append(Problem("identity", name, sentence))
-        return Scan(self.folder, found[train], found[query], found[gallery], tuple(self.problems))
+        records = found[train], found[query], found[gallery]
+        return Scan(self.folder, self.layout, *records, tuple(self.problems))
 
     def list_files(self, folder: Path) -> list[str]:
         """The names of the files in a folder, sorted."""
@@ -174,24 +177,17 @@ class Search:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def to_splits(scan: Scan, layout: str) -> Splits:
-    """The records of a data set without problems, with training identities labelled from 0.
+def to_splits(scan: Scan) -> Splits:
+    """The records of a scan, with training identities labelled from 0; one `DatasetError` for all problems.
 
     Labels follow the order of the identities on disk; test identities keep their numbers.
-
-    Args:
-        scan: of the data set.
-        layout: what the folder should hold, for the message.
-
-    Raises:
-        DatasetError: the scan has problems. One error for all of them.
     """
     if scan.problems:
         count, more = len(scan.problems), len(scan.problems) - _PROBLEMS_SHOWN
         lines = [f"{count} problem{'s' * (count > 1)} with the data set in {on_one_line(scan.folder)}:"]
         lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
         lines += [f"  and {more} more"] * (more > 0)
-        raise DatasetError("\n".join([*lines, layout]))
+        raise DatasetError("\n".join([*lines, scan.layout]))
     train_ids = sorted({record.person_id for record in scan.train})
     labels = {person_id: label for label, person_id in enumerate(train_ids)}
     train = tuple(replace(record, person_id=labels[record.person_id]) for record in scan.train)

@@ -35,31 +35,22 @@ SCORES = ("mAP", "mINP", "rank_1", "rank_5", "rank_10")
 
 @dataclass
 class Progress:
-    """How far a run has come; with weights, optimiser and random states, all that a resumed run needs.
+    """How far a run has come; with weights, optimiser and random states, all that a resumed run needs."""
 
-    Attributes:
-        epoch: finished epochs.
-        steps_in_epoch: steps done in the epoch after those.
-        step: steps done in all.
-        best_map: best mAP so far, of the last return pattern.
-        sums: sums over the steps of the unfinished epoch, by name.
-        epochs: what metrics.json says of each finished epoch.
-        unreadable: training images that were replaced because they could not be read.
-        initial_weights: what the run started from: `random`, or a weight file; empty if it is not known.
-        initial_sha256: of that file; empty if there is none.
-        environments: what the run was computed with, see `describe_environment`; a resumed run adds what
-            has changed.
-    """
-
-    epoch: int = 0
-    steps_in_epoch: int = 0
-    step: int = 0
-    best_map: float = -1.0
+    epoch: int = 0  # finished epochs
+    steps_in_epoch: int = 0  # steps done in the epoch after those
+    step: int = 0  # steps done in all
+    best_map: float = -1.0  # best mAP so far, of the last return pattern
+    # Sums over the steps of the unfinished epoch, by name.
     sums: dict[str, float] = field(default_factory=dict)
+    # What metrics.json says of each finished epoch.
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    # Training images that were replaced because they could not be read.
     unreadable: list[str] = field(default_factory=list)
+    # What the run started from: `random`, or a weight file; empty if it is not known.
     initial_weights: str = ""
-    initial_sha256: str = ""
+    initial_sha256: str = ""  # of that file; empty if there is none
+    # What the run was computed with, see `describe_environment`; a resumed run adds what has changed.
     environments: list[dict[str, Any]] = field(default_factory=list)
 
     def as_metrics(self) -> dict[str, Any]:
@@ -92,11 +83,9 @@ def open_checkpoint(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) and content.get("format") == FORMAT else {}
 
 
-def describe_choice(path: Path) -> str:
-    """Which epoch the weights of a checkpoint are of, and how it was chosen; empty if the file cannot say."""
-    try:
-        content = open_checkpoint(path)
-    except UserError:
+def describe_choice(content: Mapping[str, Any]) -> str:
+    """Which epoch the weights of a checkpoint are of, and how it was chosen; empty if it cannot say."""
+    if content.get("format") != FORMAT:
         return ""
     progress, epoch, chosen_on = (content.get(name) for name in ("progress", "epoch", "chosen_on"))
     if isinstance(progress, Mapping) and isinstance(progress.get("epoch"), int):
@@ -193,13 +182,13 @@ def check_resumable_content(
     """Refuse the content of a checkpoint that is damaged, or does not fit the run that is to continue."""
     has_scaler = content.get("scaler") != {}  # only with mixed precision
     wanted = {
+        "model": model,
         "optimizer": _wanted_optimizer(content.get("optimizer"), optimizer),
         "scaler": dict.fromkeys(SCALER, lambda value: _is_number(value, at_least=0)) if has_scaler else {},
         "progress": _wanted_progress(content.get("progress")),
         "random": lambda states: _are_random_states(states, device),
         "config": str,
     }
-    check_model(content.get("model"), model)
     for name in wanted:
         _refuse(name, content.get(name), wanted[name])
 

@@ -30,8 +30,8 @@ def score_epochs(
     split is read here, for the first time, and the model ends with the weights of the best epoch.
 
     Args:
-        trainer: after `run`.
-        result: what `run` has returned.
+        trainer: after `run`, which has returned `result`.
+        result: see above.
         test: `evaluate` on the test split.
         untrained: the model before training; None for no controls.
 
@@ -81,14 +81,7 @@ def write_metrics(
     summary: Mapping[str, Mapping[str, Any]],
     cost: Mapping[str, Any],
 ) -> None:
-    """Log the last and the best epoch and the controls; add them, the breakdown and the cost to metrics.json.
-
-    Args:
-        trainer: after `run`.
-        last: see `score_epochs`.
-        summary: see `score_epochs`.
-        cost: of the model, plain numbers.
-    """
+    """Log what `score_epochs` found; add it, the breakdown and the cost of the model to metrics.json."""
     found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
     # The table, with a sentence on how the best epoch was chosen.

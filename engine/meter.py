@@ -52,23 +52,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of training.
+    """One step of training."""
 
-    Attributes:
-        epoch: of the step, from 1.
-        number: of the step in the run, from 1.
-        losses: by name, and their sum as `loss`.
-        previous: the losses of the step before.
-        accuracy: share of the samples whose identity the heads predict.
-        images: names of the images in the batch.
-    """
-
-    epoch: int
-    number: int
-    losses: Mapping[str, float]
-    previous: Mapping[str, float]
-    accuracy: float
-    images: Sequence[str]
+    epoch: int  # of the step, from 1
+    number: int  # of the step in the run, from 1
+    losses: Mapping[str, float]  # by name, and their sum as `loss`
+    previous: Mapping[str, float]  # the losses of the step before
+    accuracy: float  # share of the samples whose identity the heads predict
+    images: Sequence[str]  # names of the images in the batch
 
     def error(self, what: str) -> NonFiniteLossError:
         """The error for a loss or a gradient, `what`, that is not finite, and what to do."""

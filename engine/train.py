@@ -57,28 +57,18 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of training.
+    """The options of training."""
 
-    Attributes:
-        epochs: number of epochs.
-        clip_grad: largest gradient norm; 0 for no clipping.
-        mixed_precision: float16 on CUDA; the CPU always computes in float32.
-        log_period: steps between two log lines.
-        eval_period: epochs between two evaluations; the last epoch is always evaluated.
-        eval_split: what epochs are evaluated on, and the best is chosen by: `validation` or `test`.
-        checkpoint_period: also keep the weights of every n-th epoch; 0 for none.
-        config: the configuration as YAML, to be kept in the checkpoints.
-        data: what the model was built for, and fingerprints of the data, to be kept in the checkpoints.
-    """
-
-    epochs: int
-    clip_grad: float = 0.0
-    mixed_precision: bool = True
-    log_period: int = 10
-    eval_period: int = 1
+    epochs: int  # number of epochs
+    clip_grad: float = 0.0  # largest gradient norm; 0 for no clipping
+    mixed_precision: bool = True  # float16 on CUDA; the CPU always computes in float32
+    log_period: int = 10  # steps between two log lines
+    eval_period: int = 1  # epochs between two evaluations; the last epoch is always evaluated
+    # What epochs are evaluated on, and the best is chosen by: `validation` or `test`.
     eval_split: str = "test"
-    checkpoint_period: int = 0
-    config: str = ""
+    checkpoint_period: int = 0  # also keep the weights of every n-th epoch; 0 for none
+    config: str = ""  # the configuration as YAML, to be kept in the checkpoints
+    # What the model was built for, and fingerprints of the data, to be kept in the checkpoints.
     data: dict[str, Any] = field(default_factory=dict)
 
 

@@ -24,12 +24,7 @@ def make_scoring(cfg: CfgNode) -> ScoringOptions:
 
 
 def find_conditions(cfg: CfgNode, missing: str | None = None) -> list[str]:
-    """The missing-modality conditions to evaluate: the one that TEST.MISS names, or all.
-
-    Args:
-        cfg: a configuration.
-        missing: `all`, or None.
-    """
+    """The missing-modality conditions to evaluate: the one that TEST.MISS names, or with `missing` all."""
     if missing is None:
         return ["complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS]
     if cfg.TEST.MISS != "nothing":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluation.distances import nearest_indices
-from evaluation.ranking import CHUNK_SIZE, Retrieval
+from evaluation.ranking import Retrieval
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class RankLists:
         return replace(self, items=rows[self.items], positives=rows[self.positives])
 
 
-def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> RankLists:
+def nearest(retrieval: Retrieval, top: int) -> RankLists:
     """List the `top` nearest items of every query, or all there are, and its nearest positive."""
     num_queries = len(retrieval.query_ids)
     lists = RankLists(
@@ -44,7 +44,7 @@ def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> 
         positives=np.full(num_queries, -1),
         positive_distances=np.full(num_queries, np.nan),
     )
-    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries(chunk_size)):
+    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries()):
         items = nearest_indices(distances, top)
         lists.items[query, : len(items)] = items
         lists.distances[query, : len(items)] = retrieval.distances.between(query, items)

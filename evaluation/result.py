@@ -26,17 +26,11 @@ PATTERN = "pattern_"
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How samples are compared.
+    """How samples are compared."""
 
-    Attributes:
-        normalise: L2-normalise the features; each return pattern as a whole, as DeMo does.
-        after_neck: take the features after the BNNeck instead of before.
-        re_rank: rank by the distances of k-reciprocal re-ranking instead of the Euclidean ones.
-    """
-
-    normalise: bool = True
-    after_neck: bool = False
-    re_rank: bool = False
+    normalise: bool = True  # L2-normalise the features; each return pattern as a whole, as DeMo does
+    after_neck: bool = False  # take the features after the BNNeck instead of before
+    re_rank: bool = False  # rank by the distances of k-reciprocal re-ranking instead of the Euclidean ones
 
 
 @dataclass(frozen=True, eq=False)

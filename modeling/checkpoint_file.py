@@ -35,13 +35,9 @@ REMEDIES = {
 
 
 def read_content(path: str | Path, *, key: str = "") -> Any:
-    """Read a weight file; the format is told by content, not by name.
+    """Read a weight file, which the setting `key` names; the format is told by content, not by name.
 
     Understands safetensors, TorchScript archives (OpenAI's CLIP) and what `torch.save` writes.
-
-    Args:
-        path: of the file.
-        key: the setting that names it, for messages.
     """
     path = Path(path)
     if fault := file_fault(path):
@@ -69,7 +65,8 @@ def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
     if not tensors:
         raise WeightsError(f"weight file {path} holds no tensors by name, so it is not a checkpoint")
     for name, tensor in tensors.items():
-        if not is_plain(tensor):
+        # One that is expanded claims memory that the file does not have.
+        if not is_plain(tensor) or tensor.untyped_storage().nbytes() < tensor.nbytes:
             raise WeightsError(
                 f"weight file {path} is damaged: {on_one_line(name)} is not a plain array of numbers"
             )

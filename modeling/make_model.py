@@ -44,25 +44,16 @@ RESERVED = {"slimming", *dir(nn.ModuleDict)}
 
 
 def register_branch(name: str, build: BranchBuilder) -> None:
-    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it.
-
-    Args:
-        name: of the builder, for messages.
-        build: see `BranchBuilder`.
-    """
+    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it."""
     if name in _builders:
         raise ValueError(f"there is a branch {name!r} already; choose another name")
     _builders[name] = build
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> MultiModalReID:
-    """Build the network that `cfg` describes, with random weights.
+    """Build the network that `cfg` describes, with random weights, for so many identities, cameras and views.
 
-    Args:
-        cfg: a configuration, see config/schema.py.
-        num_class: number of training identities.
-        camera_num: number of cameras, for MODEL.SIE_CAMERA.
-        view_num: number of views (scenes), for MODEL.SIE_VIEW.
+    A view is a scene. Only MODEL.SIE_CAMERA and MODEL.SIE_VIEW need cameras and views.
     """
     # The backbone, with a row of its camera embedding for each camera, view, or pair of both.
     options = cfg.MODEL
@@ -98,12 +89,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
 
 
 def warn_random_start(cfg: CfgNode, initial_weights: str) -> str:
-    """Log that a run starts from random weights, unless its backbone is made for it; returns the remark.
-
-    Args:
-        cfg: a configuration.
-        initial_weights: what the run starts from: `random`, or a file.
-    """
+    """Log that a run starts from `random` weights, unless its backbone is made for it; returns the remark."""
     name = cfg.MODEL.TRANSFORMER_TYPE
     if initial_weights != "random" or name == TINY_STEM:
         return ""
