@@ -101,18 +101,13 @@ class SampleKey:
 
 @dataclass(frozen=True)
 class Sample:
-    """One triple, ready to be collated.
+    """One triple, ready to be collated."""
 
-    Attributes:
-        images: normalised images, each (3, H, W); zeros for a modality that the data set does not have.
-        record: where the triple comes from.
-        person_mask: (H, W), 1 where the person is, or None.
-        unreadable: the files that could not be read and that this triple replaces, see `ModalBatch`.
-    """
-
+    # Normalised images, each (3, H, W); zeros for a modality that the data set does not have.
     images: PerModality[Tensor]
-    record: ImageRecord
-    person_mask: Tensor | None = None
+    record: ImageRecord  # where the triple comes from
+    person_mask: Tensor | None = None  # (H, W), 1 where the person is, or None
+    # The files that could not be read and that this triple replaces, see `ModalBatch`.
     unreadable: tuple[str, ...] = ()
 
 

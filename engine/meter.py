@@ -76,22 +76,15 @@ class Step:
 
 @dataclass(eq=False)
 class Meter:
-    """Records the steps: sums over the epoch, TensorBoard, and the text of log lines.
+    """Records the steps: sums over the epoch, TensorBoard, and the text of log lines."""
 
-    Attributes:
-        progress: how far the run has come; its `sums` are added to.
-        epochs: length of the run, for the estimate of the remaining time.
-        board: TensorBoard; None where another process writes.
-        lag: how many steps later the gradient norm of a step is read; on CUDA, reading it at once would
-            leave the device without work.
-        mixed_precision: steps whose gradients overflow are skipped; without it, such a step ends the run.
-    """
-
-    progress: Progress
-    epochs: int
-    board: SummaryWriter | None
+    progress: Progress  # how far the run has come; its `sums` are added to
+    epochs: int  # length of the run, for the estimate of the remaining time
+    board: SummaryWriter | None  # TensorBoard; None where another process writes
+    # How many steps later the gradient norm of a step is read; on CUDA, reading it at once would leave the
+    # device without work.
     lag: int
-    mixed_precision: bool
+    mixed_precision: bool  # steps whose gradients overflow are skipped; without it, such a step ends the run
 
     def __post_init__(self) -> None:
         self._norms: deque[tuple[Step, Reading]] = deque()

@@ -74,40 +74,28 @@ class TrainOptions:
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Trains a model, evaluates it, and keeps the last and the best weights.
+    """Trains a model, evaluates it, and keeps the last and the best weights."""
 
-    Attributes:
-        model: maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
-        criterion: maps an output and (B,) identities to named, weighted losses.
-        optimizer: over the model's parameters.
-        schedule: of the learning rates.
-        loader: training batches; with several processes, this one's part of each.
-        set_epoch: tells the sampler of the loader which epoch comes, and how many of its batches are done.
-        evaluate: scores the model on the split that `options` names, under one condition.
-        device: where the model is.
-        folder: the run folder.
-        options: see `TrainOptions`.
-        world: the processes of the run.
-        on_epoch: called with the number of each epoch, from 1, before it is trained.
-        draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
-            after each evaluation, in the main process. It must not change the model or draw random numbers.
-        progress: how far the run has come.
-    """
-
+    # Maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
     model: nn.Module
+    # Maps an output and (B,) identities to named, weighted losses.
     criterion: Callable[[ModelOutput, Tensor], dict[str, Tensor]]
-    optimizer: Optimizer
-    schedule: Schedule
-    loader: Loader
+    optimizer: Optimizer  # over the model's parameters
+    schedule: Schedule  # of the learning rates
+    loader: Loader  # training batches; with several processes, this one's part of each
+    # Tells the sampler of the loader which epoch comes, and how many of its batches are done.
     set_epoch: Callable[[int, int], None]
-    evaluate: Evaluate
-    device: torch.device
-    folder: Path
+    evaluate: Evaluate  # scores the model on the split that `options` names, under one condition
+    device: torch.device  # where the model is
+    folder: Path  # the run folder
     options: TrainOptions
-    world: World = field(default_factory=World)
+    world: World = field(default_factory=World)  # the processes of the run
+    # Called with the number of each epoch, from 1, before it is trained.
     on_epoch: Callable[[int], None] = lambda epoch: None
+    # Draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called after each
+    # evaluation, in the main process. It must not change the model or draw random numbers.
     draw_pictures: Callable[[], Mapping[str, Tensor]] = dict
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # how far the run has come
 
     def __post_init__(self) -> None:
         on_cuda = self.device.type == "cuda"

@@ -12,21 +12,15 @@ from evaluation.ranking import Retrieval
 
 @dataclass(frozen=True)
 class RankLists:
-    """For each of Q queries its nearest items and its nearest positive; dropped items are left out.
+    """For each of Q queries its nearest items and its nearest positive; dropped items are left out."""
 
-    Attributes:
-        items: (Q, top) the nearest items, as indices of the gallery, nearest first; -1 after the last.
-        distances: (Q, top) their distances; NaN after the last. Euclidean, or those of re-ranking.
-        positive_ranks: (Q,) the rank of the nearest positive, from 1, even if above `top`; 0 without one.
-        positives: (Q,) its index in the gallery; -1 without one.
-        positive_distances: (Q,) its distance; NaN without one.
-    """
-
+    # (Q, top) the nearest items, as indices of the gallery, nearest first; -1 after the last.
     items: np.ndarray
-    distances: np.ndarray
+    distances: np.ndarray  # (Q, top) their distances; NaN after the last. Euclidean, or those of re-ranking.
+    # (Q,) the rank of the nearest positive, from 1, even if above `top`; 0 without one.
     positive_ranks: np.ndarray
-    positives: np.ndarray
-    positive_distances: np.ndarray
+    positives: np.ndarray  # (Q,) its index in the gallery; -1 without one
+    positive_distances: np.ndarray  # (Q,) its distance; NaN without one
 
     def with_rows(self, gallery_rows: np.ndarray) -> RankLists:
         """The lists with `gallery_rows[index]` (G,) in place of each index; -1 stays."""

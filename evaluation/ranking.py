@@ -18,17 +18,11 @@ CHUNK_BYTES = 2**28  # of the distances that are held at once
 
 
 class RankedQuery(NamedTuple):
-    """One query and its P positives, nearest first.
+    """One query and its P positives, nearest first."""
 
-    Attributes:
-        distances: (G,) to the gallery items; infinite where an item is dropped.
-        positives: (P,) their indices in the gallery.
-        ranks: (P,) from 1, ascending.
-    """
-
-    distances: np.ndarray
-    positives: np.ndarray
-    ranks: np.ndarray
+    distances: np.ndarray  # (G,) to the gallery items; infinite where an item is dropped
+    positives: np.ndarray  # (P,) their indices in the gallery
+    ranks: np.ndarray  # (P,) from 1, ascending
 
 
 @dataclass(frozen=True)
@@ -39,20 +33,13 @@ class Retrieval:
     are dropped; this also drops the query itself where the query is part of the gallery. The other items are
     ranked by distance, and items at equal distance by their index in the gallery. A positive is an item of
     the query's identity that is not dropped.
-
-    Attributes:
-        distances: from the queries to the gallery items.
-        query_ids: (Q,) identities.
-        gallery_ids: (G,) identities.
-        query_groups: (Q,) cameras or scenes.
-        gallery_groups: (G,) cameras or scenes.
     """
 
-    distances: SquaredEuclidean | GivenDistances
-    query_ids: np.ndarray
-    gallery_ids: np.ndarray
-    query_groups: np.ndarray
-    gallery_groups: np.ndarray
+    distances: SquaredEuclidean | GivenDistances  # from the queries to the gallery items
+    query_ids: np.ndarray  # (Q,) identities
+    gallery_ids: np.ndarray  # (G,) identities
+    query_groups: np.ndarray  # (Q,) cameras or scenes
+    gallery_groups: np.ndarray  # (G,) cameras or scenes
 
     def __post_init__(self) -> None:
         labels = ((self.query_ids, self.query_groups), (self.gallery_ids, self.gallery_groups))
