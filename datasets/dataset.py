@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -127,6 +127,7 @@ class Transform(Protocol):
         """From bytes, which are not changed, to floats, both (3, 3, H, W); may use torch's generator."""
 
 
+@dataclass(eq=False)
 class MultiModalDataset(Dataset[Sample]):
     """Reads and transforms triples.
 
@@ -135,34 +136,16 @@ class MultiModalDataset(Dataset[Sample]):
     holds for the triple that replaces an unreadable one.
     """
 
-    def __init__(
-        self,
-        records: Sequence[ImageRecord],
-        transform: Transform,
-        seed: int = 0,
-        *,
-        mask_transform: Callable[[Image.Image], Tensor] | None = None,
-        replace_unreadable: bool = False,
-        cache: RamCache | None = None,
-    ) -> None:
-        """Hold the records; nothing is read yet.
-
-        Args:
-            records: the triples.
-            transform: turns RGB images into tensors.
-            seed: non-negative; decides the augmentation.
-            mask_transform: turns a grey-scale image into an (H, W) mask. Without it no masks are read.
-            replace_unreadable: read another triple of the same identity where an image cannot be read,
-                instead of raising an error.
-            cache: keeps the resized images of all records; without it files are read every time. Masks are
-                always read.
-        """
-        self.records = tuple(records)
-        self._transform = transform
-        self._seed = seed
-        self._mask_transform = mask_transform
-        self._replace_unreadable = replace_unreadable
-        self._cache = cache
+    records: Sequence[ImageRecord]
+    transform: Transform
+    seed: int = 0  # not negative
+    _: KW_ONLY
+    # Turns a grey image into an (H, W) mask; without it no masks are read.
+    mask_transform: Callable[[Image.Image], Tensor] | None = None
+    # Whether another triple of the identity is read where an image cannot be read, instead of an error.
+    replace_unreadable: bool = False
+    # Keeps the resized images of all records; without it files are read every time. Masks always are.
+    cache: RamCache | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -175,14 +158,14 @@ class MultiModalDataset(Dataset[Sample]):
         record = self.records[row]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
-            torch.default_generator.manual_seed(_seed_of(self._seed, key))
-            images = PerModality(*self._transform(resized))
+            torch.default_generator.manual_seed(_seed_of(self.seed, key))
+            images = PerModality(*self.transform(resized))
         for path, image in zip(record.paths, images, strict=True):
             if path is None:
                 image.zero_()
         mask = None
-        if self._mask_transform is not None and record.mask_path is not None:
-            mask = self._mask_transform(_read_image(record.mask_path, "mask", mode="L"))
+        if self.mask_transform is not None and record.mask_path is not None:
+            mask = self.mask_transform(_read_image(record.mask_path, "mask", mode="L"))
         return Sample(images, record, mask, unreadable)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
@@ -192,7 +175,7 @@ class MultiModalDataset(Dataset[Sample]):
             try:
                 return row, self._resized(row), tuple(failure.summary for failure in failures)
             except UnreadableImageError as error:
-                if not self._replace_unreadable:
+                if not self.replace_unreadable:
                     raise
                 failures.append(error)
         raise DatasetError(
@@ -202,13 +185,13 @@ class MultiModalDataset(Dataset[Sample]):
 
     def _resized(self, row: int) -> Tensor:
         """The images of a record, from the cache or from disk, (3, 3, H, W) bytes."""
-        if self._cache is not None and (kept := self._cache.get(row)) is not None:
+        if self.cache is not None and (kept := self.cache.get(row)) is not None:
             return kept
-        black = torch.zeros(3, *self._transform.size, dtype=torch.uint8)
+        black = torch.zeros(3, *self.transform.size, dtype=torch.uint8)
         images = read_images(self.records[row])
-        resized = torch.stack([black if image is None else self._transform.resize(image) for image in images])
-        if self._cache is not None:
-            self._cache.put(row, resized)
+        resized = torch.stack([black if image is None else self.transform.resize(image) for image in images])
+        if self.cache is not None:
+            self.cache.put(row, resized)
         return resized
 
     def _candidates(self, key: SampleKey) -> Iterator[int]:
@@ -220,7 +203,7 @@ class MultiModalDataset(Dataset[Sample]):
             for row, record in enumerate(self.records)
             if record.person_id == wanted.person_id and row != key.index
         ]
-        rng = np.random.default_rng((self._seed, key.epoch, key.index, key.draw))
+        rng = np.random.default_rng((self.seed, key.epoch, key.index, key.draw))
         yield from map(int, rng.permutation(others))
 
 

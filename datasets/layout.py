@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from typing_extensions import NamedTuple
@@ -31,21 +31,14 @@ class Labels(NamedTuple):
     scene_id: int = 0
 
 
+@dataclass(frozen=True)
 class Search:
-    """Lists the files below the folder of a data set and collects what is wrong. No file is opened.
+    """Lists the files below the folder of a data set and collects what is wrong. No file is opened."""
 
-    Attributes:
-        folder: of the data set.
-        layout: what the folder should hold, in words.
-        test_only: leave the training split out.
-        problems: what was found so far.
-    """
-
-    def __init__(self, folder: Path, layout: str, *, test_only: bool = False) -> None:
-        self.folder = folder
-        self.layout = layout
-        self.test_only = test_only
-        self.problems: list[Problem] = []
+    folder: Path  # of the data set
+    layout: str  # what the folder should hold, in words
+    test_only: bool = False  # leave the training split out
+    problems: list[Problem] = field(default_factory=list)  # what was found so far
 
     def note(self, kind: str, path: Path, what: str, subject: str = "") -> None:
         """Add a problem with the sentence "<subject><path below the data set's folder> <what>"."""
@@ -61,14 +54,9 @@ class Search:
         gallery: str,
         digits: int,
     ) -> Scan:
-        """Read each split once, and check that no identity is in training and test; see also `test_only`.
+        """Read the folder of each split once, and check that no identity is in training and test.
 
-        Args:
-            read: from the folder of a split to its records, with the identities on disk.
-            train: folder of the training split.
-            query: folder of the queries; may be that of the gallery.
-            gallery: folder of the gallery.
-            digits: how many digits an identity has in messages.
+        `query` may be the folder of the gallery. An identity has so many `digits` in messages.
         """
         wanted = dict.fromkeys((query, gallery) if self.test_only else (train, query, gallery))
         found = {train: (), **{name: tuple(read(self.folder / name)) for name in wanted}}

@@ -61,17 +61,10 @@ class TrainTransform(EvalTransform):
         std: Sequence[float],
         shared: bool,
     ) -> None:
-        """Set up the steps.
+        """As `EvalTransform`; `padding` adds black pixels on each side before a crop of `size` is taken.
 
-        Args:
-            size: see `EvalTransform`, as for `mean` and `std`.
-            flip_prob: probability of a horizontal flip.
-            padding: black pixels added on each side before a crop of `size` is taken.
-            erase_prob: probability that a rectangle is replaced by standard normal noise.
-            mean: see `EvalTransform`.
-            std: see `EvalTransform`.
-            shared: flip and crop the three modalities alike, so that their pixels stay aligned. Erasing is
-                always drawn for each modality on its own.
+        With `shared`, the three modalities are flipped and cropped alike, so that their pixels stay aligned.
+        Erasing, which replaces a rectangle by standard normal noise, is drawn for each on its own.
         """
         super().__init__(size=size, mean=mean, std=std)
         self._padding = padding

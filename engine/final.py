@@ -30,8 +30,8 @@ def score_epochs(
     split is read here, for the first time, and the model ends with the weights of the best epoch.
 
     Args:
-        trainer: after `run`, which has returned `result`.
-        result: see above.
+        trainer: after `run`.
+        result: what `run` has returned.
         test: `evaluate` on the test split.
         untrained: the model before training; None for no controls.
 

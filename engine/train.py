@@ -81,7 +81,7 @@ class Trainer:
     # Maps an output and (B,) identities to named, weighted losses.
     criterion: Callable[[ModelOutput, Tensor], dict[str, Tensor]]
     optimizer: Optimizer  # over the model's parameters
-    schedule: Schedule  # of the learning rates
+    schedule: Schedule
     loader: Loader  # training batches; with several processes, this one's part of each
     # Tells the sampler of the loader which epoch comes, and how many of its batches are done.
     set_epoch: Callable[[int, int], None]

@@ -20,7 +20,7 @@ from timm.layers import QuickGELU
 from torch import Tensor, nn
 
 from errors import UserError
-from modeling.branches.base import Branch
+from modeling.branches import Branch
 from structures import BranchOutput, Modality, ModalTokens, PerModality
 
 SUBSETS: dict[str, tuple[Modality, ...]] = {
@@ -32,13 +32,7 @@ SUBSETS: dict[str, tuple[Modality, ...]] = {
 
 
 class QueryAttention(nn.Module):
-    """Multi-head attention with one learnable query.
-
-    Args:
-        dim: C.
-        num_heads: number of heads.
-        dropout: dropout on the attention weights.
-    """
+    """Multi-head attention with one learnable query, and dropout on the attention weights."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
