@@ -136,16 +136,15 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
 
 
 def build_test_data(
-    cfg: CfgNode, trained_on: TrainingSplit | None, *, rank: int = 0, num_processes: int = 1
+    cfg: CfgNode, trained_on: TrainingSplit, *, rank: int = 0, num_processes: int = 1
 ) -> EvaluationData:
     """Read the test split of the data set that `cfg.DATASETS` names; the training split need not be there.
 
-    `trained_on` is what the model was built for, None if it embeds neither cameras nor scenes. Process number
-    `rank` gets its part of the triples.
+    `trained_on` is what the model was built for. Process number `rank` gets its part of the triples.
     """
     source, folder = _find_data(cfg)
     read = _read(cfg, source, folder, test_only=True)
-    splits, names = _number_groups(cfg, source, read, trained_on or TrainingSplit(0, (), ()))
+    splits, names = _number_groups(cfg, source, read, trained_on)
     _check_memory(cfg, splits, num_processes)
     share = {"rank": rank, "num_processes": num_processes}
     return EvaluationData(

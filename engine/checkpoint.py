@@ -289,17 +289,13 @@ def _are_records(epochs: list[Any], count: int) -> bool:
     try:
         json.dumps(epochs)
         numbers = [record["epoch"] for record in epochs]
-        splits = [record[name] for record in epochs for name in ("test", "validation") if name in record]
+        splits = [record[name] for record in epochs for name in BEST_ON if name in record]
         found = [list(scores_by_pattern(split).values()) for split in splits]
         scores = [pattern[name] for patterns in found for pattern in patterns for name in SCORES]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return False
-    return (
-        numbers == list(range(1, len(epochs) + 1))
-        and len(epochs) == count
-        and all(found)
-        and all(map(_is_number, scores))
-    )
+    in_order = len(epochs) == count and numbers == list(range(1, count + 1))
+    return in_order and all(found) and all(map(_is_number, scores))
 
 
 def _are_random_states(states: Any, device: torch.device) -> bool:

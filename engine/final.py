@@ -68,8 +68,9 @@ def _load_best(trainer: Trainer) -> tuple[int, float]:
     choice = (0, 0.0)
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
-        check_model(content.get("model"), trainer.model.state_dict())
-        trainer.model.load_state_dict(content["model"])
+        weights = trainer.rename(content.get("model"))
+        check_model(weights, trainer.model.state_dict())
+        trainer.model.load_state_dict(weights)
         choice = content["epoch"], content["chosen_mAP"]
     trainer.world.share(trainer.model.state_dict().values())
     return trainer.world.gather_objects(choice)[0]

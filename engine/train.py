@@ -96,6 +96,8 @@ class Trainer:
     # evaluation, in the main process. It must not change the model or draw random numbers.
     draw_pictures: Callable[[], Mapping[str, Tensor]] = dict
     progress: Progress = field(default_factory=Progress)  # how far the run has come
+    # Brings the weights in a checkpoint of an earlier version under the names of today.
+    rename: Callable[[Any], Any] = lambda weights: weights
 
     def __post_init__(self) -> None:
         on_cuda = self.device.type == "cuda"
@@ -114,6 +116,7 @@ class Trainer:
     def resume(self, content: Mapping[str, Any]) -> None:
         """Continue from the content of a checkpoint that `run` has written."""
         # Check everything before anything is touched.
+        content = {**content, "model": self.rename(content.get("model"))}
         check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
         progress = Progress(**content["progress"])
         self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length

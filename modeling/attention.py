@@ -57,8 +57,7 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
 class ClassAttentionReader:
     """Reads how much the class token attends to each token in one block, without a second computation.
 
-    Args:
-        attention: of the block; a hook that is registered once keeps its queries and keys until `read`.
+    A hook that is registered once keeps the queries and keys of the block until `read`.
     """
 
     def __init__(self, attention: Attention) -> None:
