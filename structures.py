@@ -68,23 +68,15 @@ class PerModality(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One triple on disk, as a data set reader yields it.
+    """One triple on disk, as a data set reader yields it."""
 
-    Attributes:
-        paths: the image file of each modality; None for a modality that the data set does not have.
-        person_id: in training records a label in [0, number of identities), in test records the id on disk.
-        camera_id: from 0.
-        scene_id: from 0; 0 for data sets without scenes.
-        mask_path: an image that is white where the person is, if the data set has one.
-        is_strip: the three images stand side by side in one file, which is the path of each.
-    """
-
+    # The image file of each modality; None for a modality that the data set does not have.
     paths: PerModality[Path | None]
-    person_id: int
-    camera_id: int
-    scene_id: int = 0
-    mask_path: Path | None = None
-    is_strip: bool = False
+    person_id: int  # in training records a label in [0, number of identities), in test records the id on disk
+    camera_id: int  # from 0
+    scene_id: int = 0  # from 0; 0 for data sets without scenes
+    mask_path: Path | None = None  # an image that is white where the person is, if the data set has one
+    is_strip: bool = False  # the three images stand side by side in one file, which is the path of each
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -103,24 +95,15 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class ModalBatch:
-    """B triples, ready for the model.
+    """B triples, ready for the model."""
 
-    Attributes:
-        images: normalised images, each (B, 3, H, W).
-        person_ids: (B,) integers.
-        camera_ids: (B,) integers.
-        scene_ids: (B,) integers.
-        names: B file names, for messages.
-        person_masks: (B, H, W), 1 where the person is, or None where no masks are on disk.
-        unreadable: the image files in whose place others were read, as "path (modality): reason".
-    """
-
-    images: PerModality[Tensor]
-    person_ids: Tensor
-    camera_ids: Tensor
-    scene_ids: Tensor
-    names: tuple[str, ...] = ()
-    person_masks: Tensor | None = None
+    images: PerModality[Tensor]  # normalised images, each (B, 3, H, W)
+    person_ids: Tensor  # (B,) integers
+    camera_ids: Tensor  # (B,) integers
+    scene_ids: Tensor  # (B,) integers
+    names: tuple[str, ...] = ()  # B file names, for messages
+    person_masks: Tensor | None = None  # (B, H, W), 1 where the person is, or None where no masks are on disk
+    # The image files in whose place others were read, as "path (modality): reason".
     unreadable: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -163,20 +146,16 @@ PROTOCOLS = ("camera", "scene", "none")
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Triples to be looked up in each other.
+    """Triples to be looked up in each other."""
 
-    Attributes:
-        loader: batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several
-            processes, this one's block of them.
-        query_rows: for each query, its row in the order of `loader`.
-        gallery_rows: for each gallery item, its row in the order of `loader`; a triple may be in both.
-        protocol: which gallery items of the query's identity are dropped: those that share its `camera`,
-            its `scene`, or, with `none`, only the query itself.
-    """
-
+    # Batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several processes,
+    # this one's block of them.
     loader: DataLoader[Any]
-    query_rows: np.ndarray
+    query_rows: np.ndarray  # for each query, its row in the order of `loader`
+    # For each gallery item, its row in the order of `loader`; a triple may be in both.
     gallery_rows: np.ndarray
+    # Which gallery items of the query's identity are dropped: those that share its `camera`, its `scene`, or,
+    # with `none`, only the query itself.
     protocol: str
 
     def __post_init__(self) -> None:
@@ -186,34 +165,23 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class SlimmedPatches:
-    """Which patches of an image slimming has left.
+    """Which patches of an image slimming has left."""
 
-    Attributes:
-        indices: of the n patches that are left, ascending, (B, n), in [0, N).
-        scores: the last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
-    """
-
-    indices: Tensor
+    indices: Tensor  # of the n patches that are left, ascending, (B, n), in [0, N)
+    # The last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
     scores: Tensor
 
 
 @dataclass(frozen=True)
 class ModalTokens:
-    """B triples after the backbone: what a branch gets.
+    """B triples after the backbone: what a branch gets."""
 
-    Attributes:
-        globals_: one feature for the whole image, each (B, C): the class token, or what PIFE made of it.
-        patches: patch tokens that are left, each (B, n, C); all N without slimming.
-        class_tokens: the class tokens as the backbone gave them, each (B, C).
-        grid: rows and columns of the patches of an image, N = rows * columns.
-        slimmed: which patches are left; None without slimming.
-    """
-
+    # One feature for the whole image, each (B, C): the class token, or what PIFE made of it.
     globals_: PerModality[Tensor]
-    patches: PerModality[Tensor]
-    class_tokens: PerModality[Tensor]
-    grid: tuple[int, int]
-    slimmed: PerModality[SlimmedPatches] | None = None
+    patches: PerModality[Tensor]  # patch tokens that are left, each (B, n, C); all N without slimming
+    class_tokens: PerModality[Tensor]  # the class tokens as the backbone gave them, each (B, C)
+    grid: tuple[int, int]  # rows and columns of the patches of an image, N = rows * columns
+    slimmed: PerModality[SlimmedPatches] | None = None  # which patches are left; None without slimming
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
@@ -235,39 +203,27 @@ def _no_sources() -> PerModality[dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What token selection decided, for reports and for the kept-patch precision.
+    """What token selection decided, for reports and for the kept-patch precision."""
 
-    Attributes:
-        kept: indices of the kept patches, each (B, K), in [0, N).
-        scores: one score per patch, each (B, N); larger is kept.
-        grid: rows and columns of the patches, N = rows * columns.
-        sources: what the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the
-            similarity with the modality's own global), `ni` (with that of another modality) … Empty where the
-            method has none.
-        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where
-            nothing is aggregated.
-    """
-
-    kept: PerModality[Tensor]
-    scores: PerModality[Tensor]
-    grid: tuple[int, int]
+    kept: PerModality[Tensor]  # indices of the kept patches, each (B, K), in [0, N)
+    scores: PerModality[Tensor]  # one score per patch, each (B, N); larger is kept
+    grid: tuple[int, int]  # rows and columns of the patches, N = rows * columns
+    # What the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the similarity with the
+    # modality's own global), `ni` (with that of another modality) … Empty where the method has none.
     sources: PerModality[dict[str, Tensor]] = field(default_factory=_no_sources)
+    # The share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where nothing is
+    # aggregated.
     weights: PerModality[Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class BranchOutput:
-    """What a branch makes of the tokens of B triples.
+    """What a branch makes of the tokens of B triples."""
 
-    Attributes:
-        features: one row per triple, (B, …); the branch's `finish` turns them into (B, D).
-        losses: by name, scalars that the branch computed itself, as means over the B triples.
-        selection: which patches it kept; None if it does not select.
-    """
-
-    features: Tensor
+    features: Tensor  # one row per triple, (B, …); the branch's `finish` turns them into (B, D)
+    # By name, scalars that the branch computed itself, as means over the B triples.
     losses: dict[str, Tensor] = field(default_factory=dict)
-    selection: Selection | None = None
+    selection: Selection | None = None  # which patches it kept; None if it does not select
 
 
 class Role(Enum):
@@ -283,35 +239,23 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What one BNNeck head gives, in training and in evaluation alike.
+    """What one BNNeck head gives, in training and in evaluation alike."""
 
-    Attributes:
-        name: of the branch: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`.
-        logits: (B, number of identities).
-        features: (B, D), before the neck: for the triplet loss and, by default, for retrieval.
-        neck_features: (B, D), after the neck.
-        role: decides the return patterns that the features are part of.
-    """
-
-    name: str
-    logits: Tensor
-    features: Tensor
-    neck_features: Tensor
-    role: Role
+    name: str  # of the branch: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`
+    logits: Tensor  # (B, number of identities)
+    features: Tensor  # (B, D), before the neck: for the triplet loss and, by default, for retrieval
+    neck_features: Tensor  # (B, D), after the neck
+    role: Role  # decides the return patterns that the features are part of
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """All that one forward pass gives.
+    """All that one forward pass gives."""
 
-    Attributes:
-        heads: one per branch, in their order.
-        losses: named losses that branches computed themselves; added to the heads' losses.
-        selections: what was kept, by the name of the branch; `slimming` for what that left in the backbone.
-    """
-
-    heads: tuple[HeadOutput, ...]
+    heads: tuple[HeadOutput, ...]  # one per branch, in their order
+    # Named losses that branches computed themselves; added to the heads' losses.
     losses: dict[str, Tensor] = field(default_factory=dict)
+    # What was kept, by the name of the branch; `slimming` for what that left in the backbone.
     selections: dict[str, Selection] = field(default_factory=dict)
 
     @property
@@ -350,20 +294,15 @@ class ModelOutput:
 
 @dataclass(frozen=True, eq=False)
 class RankingMetrics:
-    """The score of one ranking, query by query. Queries without any positive in the gallery are skipped.
+    """The score of one ranking, query by query. Queries without any positive in the gallery are skipped."""
 
-    Attributes:
-        average_precisions: (Q,) the mean, over the positives, of the share of positives among the items
-            ranked so far, in [0, 1]; NaN where skipped.
-        inverse_negative_penalties: (Q,) number of positives / rank of the last of them; NaN where skipped.
-        first_hits: (Q,) rank of the first positive, from 1; 0 where skipped.
-        max_rank: length of the CMC curve.
-    """
-
+    # (Q,) the mean, over the positives, of the share of positives among the items ranked so far, in [0, 1];
+    # NaN where skipped.
     average_precisions: np.ndarray
+    # (Q,) number of positives / rank of the last of them; NaN where skipped.
     inverse_negative_penalties: np.ndarray
-    first_hits: np.ndarray
-    max_rank: int = 50
+    first_hits: np.ndarray  # (Q,) rank of the first positive, from 1; 0 where skipped
+    max_rank: int = 50  # length of the CMC curve
 
     def of(self, queries: np.ndarray) -> RankingMetrics:
         """The scores of some of the queries, chosen by (Q,) booleans."""
