@@ -138,13 +138,7 @@ def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -
     triple differ. A file or triple is listed for the first of these reasons that applies. Copies are looked
     for among images, not among masks.
 
-    Args:
-        scan: names and folders.
-        checked: by path, each of `files_of(scan)`.
-        patch: pixels on the side of a patch.
-
-    Returns:
-        in the order of `PROBLEM_KINDS`.
+    `checked` holds each of `files_of(scan)`. The problems have the order of `PROBLEM_KINDS`.
     """
     listing = _Listing(scan, checked)
     problems = [*scan.problems, *listing.broken(), *listing.wrong_sizes(patch), *listing.copies()]

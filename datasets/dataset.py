@@ -32,11 +32,7 @@ class DatasetError(UserError):
 
 
 class UnreadableImageError(DatasetError):
-    """An image file that cannot be read.
-
-    Attributes:
-        summary: "path (modality): reason".
-    """
+    """An image file that cannot be read; `summary` is "path (modality): reason"."""
 
     def __init__(self, message: str, summary: str = "") -> None:
         # The summary has a default because a loader process hands on an error by its message alone.
@@ -112,13 +108,9 @@ class Sample:
 
 
 class Transform(Protocol):
-    """From images to tensors, in two steps: `resize` is always the same, the call may differ for each draw.
+    """From images to tensors, in two steps: `resize` is always the same, the call may differ by draw."""
 
-    Attributes:
-        size: height and width of the result.
-    """
-
-    size: tuple[int, int]
+    size: tuple[int, int]  # height and width of the result
 
     def resize(self, image: Image.Image) -> Tensor:
         """An RGB image → (3, H, W) bytes; nothing is random."""

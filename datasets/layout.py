@@ -100,7 +100,9 @@ class Search:
         *,
         masks: str = "",
     ) -> list[ImageRecord]:
-        """The records of a folder with one folder per modality, in which a triple has one name.
+        """The records of a folder with one folder per modality, in which a triple has one name; sorted by it.
+
+        The missing files of an incomplete triple are among the problems.
 
         Args:
             folder: holds the folders.
@@ -108,9 +110,6 @@ class Search:
             parse: from a file name to its labels, or None if it has another form.
             example: a valid file name, for messages.
             masks: name of the folder of the masks, which need not exist. A mask is a .png of the same stem.
-
-        Returns:
-            sorted by name. The missing files of an incomplete triple are among the problems.
         """
         folders = {m: folder / kind for m in Modality if (kind := kinds.of(m)) is not None}
         found = {m: set(self.list_files(path)) for m, path in folders.items()}

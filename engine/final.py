@@ -29,11 +29,8 @@ def score_epochs(
     Where the epochs were evaluated on the test split, their scores are known already. Otherwise the test
     split is read here, for the first time, and the model ends with the weights of the best epoch.
 
-    Args:
-        trainer: after `run`.
-        result: what `run` has returned.
-        test: `evaluate` on the test split.
-        untrained: the model before training; None for no controls.
+    `result` is what the trainer's `run` has returned, `test` evaluates on the test split, and `untrained` is
+    the model before training, or None for no controls.
 
     Returns:
         The last epoch, and all scores by name, as in `summary` of metrics.json.

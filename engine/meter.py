@@ -139,11 +139,8 @@ class Meter:
             )
         if skipped > MANY_SKIPPED * steps:
             logger.warning(
-                "epoch %d: mixed precision skipped %d of %d steps, whose gradients overflowed; if this "
-                "continues, set SOLVER.AMP False or lower SOLVER.BASE_LR",
-                epoch,
-                skipped,
-                steps,
+                f"epoch {epoch}: mixed precision skipped {skipped} of {steps} steps, whose gradients "
+                "overflowed; if this continues, set SOLVER.AMP False or lower SOLVER.BASE_LR"
             )
         return self.means()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,12 +40,8 @@ from structures import ModalBatch, ModelOutput
 logger = logging.getLogger(__name__)
 
 
-class Loader(Protocol):
+class Loader(Iterable[ModalBatch], Sized, Protocol):
     """Batches of one epoch, their number known."""
-
-    def __iter__(self) -> Iterator[ModalBatch]: ...
-
-    def __len__(self) -> int: ...
 
 
 class Schedule(Protocol):
@@ -321,14 +317,9 @@ class Trainer:
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
             (result,) = self.evaluate(self.model, check_stop=self._check_stop).values()
-        logger.info(
-            "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
-            epoch,
-            self.options.eval_split,
-            100 * result.main.mean_ap,
-            100 * result.main.rank(1),
-            max(result.ranking),
-        )
+        scores = f"mAP {100 * result.main.mean_ap:.1f}, Rank-1 {100 * result.main.rank(1):.1f}"
+        which = f"(return pattern {max(result.ranking)})"
+        logger.info("epoch %d: %s %s %s", epoch, self.options.eval_split, scores, which)
         return result
 
     def _show_evaluation(self, result: EvaluationResult, epoch: int) -> None:

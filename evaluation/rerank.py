@@ -23,7 +23,7 @@ def rerank(
     k2: int = 15,
     weight: float = 0.3,
 ) -> np.ndarray:
-    """Distances that also ask whether two items have the same neighbours.
+    """Distances that also ask whether two items have the same neighbours; a UserError for unusable input.
 
     Let N = Q + G: queries and gallery are one set, in which an item may appear twice.
 
@@ -49,9 +49,6 @@ def rerank(
 
     Returns:
         (Q, G) distances. Memory grows with N * (k1 * k2 + CHUNK_SIZE) and with Q * G.
-
-    Raises:
-        UserError: if a side is empty, a feature is not finite, dimensions differ or an option cannot be used.
     """
     if k1 < 1 or k2 < 1 or not 0 <= weight <= 1:
         raise UserError(

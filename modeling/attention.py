@@ -102,11 +102,7 @@ def roll_out(attentions: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def attention_rollout(model: MultiModalReID, batch: ModalBatch) -> PerModality[Tensor]:
-    """How much of each patch reaches the class token of its modality.
-
-    Args:
-        model: in evaluation mode.
-        batch: B triples, on the model's device.
+    """How much of each patch reaches the class token of its modality; the model is in evaluation mode.
 
     Returns:
         (B, N) for each modality, not negative. The sum over the patches is at most 1; the rest is what the

@@ -88,23 +88,21 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     return model
 
 
-def warn_random_start(cfg: CfgNode, initial_weights: str) -> str:
-    """Log that a run starts from `random` weights, unless its backbone is made for it; returns the remark."""
+def warn_random_start(cfg: CfgNode, initial_weights: str) -> None:
+    """Log that a run starts from `random` weights, unless its backbone is made for it."""
     name = cfg.MODEL.TRANSFORMER_TYPE
     if initial_weights != "random" or name == TINY_STEM:
-        return ""
+        return
     remedy = "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T"
     if name == CLIP_VIT_B16:
         remedy = (
             "add MODEL.PRETRAIN_PATH_T pretrained/ViT-B-16.pt, CLIP's file from OpenAI's release (DeMo's own "
             "files do not name it, since DeMo's code does)"
         )
-    remark = (
+    logger.warning(
         f"this run trains {name} from random weights, while published results start from pre-trained ones; "
         f"{remedy}"
     )
-    logger.warning(remark)
-    return remark
 
 
 def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:

@@ -18,16 +18,12 @@ class Branch(nn.Module):
     The model calls `forward` with the part of the batch that this process encoded, joins the features of all
     processes, and calls `finish` with those of the whole batch. So batch normalisation belongs in `finish`,
     and the result does not depend on the number of processes.
-
-    Attributes:
-        out_dim: D, the width of what `finish` gives.
-        role: what its features are for.
-        cost_titles: what the cost report calls the branch, by the path of the module below it; the empty path
-            is the whole branch, and an empty title the name of its class.
     """
 
-    out_dim: int
-    role: Role = Role.FUSED
+    out_dim: int  # D, the width of what `finish` gives
+    role: Role = Role.FUSED  # what its features are for
+    # What the cost report calls the branch, by the path of the module below it; the empty path is the whole
+    # branch, and an empty title the name of its class.
     cost_titles: Mapping[str, str] = {"": ""}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:

@@ -140,13 +140,7 @@ class ATMoE(nn.Module):
 
 
 class DeMoFusion(Branch):
-    """Seven decoupled features per triple, weighed by a mixture of experts.
-
-    Args:
-        hdm: decouples.
-        atmoe: weighs; None for the seven features as they are.
-        dim: C.
-    """
+    """Seven decoupled features per triple, weighed by a mixture of experts; without `atmoe`, as they are."""
 
     def __init__(self, hdm: HDM, atmoe: ATMoE | None, dim: int) -> None:
         super().__init__()
