@@ -31,11 +31,8 @@ def score_epochs(
     split is read here, for the first time, and the model ends with the weights of the best epoch. The main
     process saves the score of every query, for comparisons of runs.
 
-    Args:
-        trainer: after `run`.
-        result: what `run` has returned.
-        test: `evaluate` on the test split.
-        untrained: the model before training; None for no controls.
+    `result` is what the trainer's `run` has returned, `test` evaluates on the test split, and `untrained` is
+    the model before training, or None for no controls.
 
     Returns:
         The last epoch, and all scores by name, as in `summary` of metrics.json.
@@ -78,8 +75,9 @@ def _load_best(trainer: Trainer) -> tuple[int, float]:
     choice = (0, 0.0)
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
-        check_model(content.get("model"), trainer.model.state_dict())
-        trainer.model.load_state_dict(content["model"])
+        weights = trainer.rename(content.get("model"))
+        check_model(weights, trainer.model.state_dict())
+        trainer.model.load_state_dict(weights)
         choice = content["epoch"], content["chosen_mAP"]
     trainer.world.share(trainer.model.state_dict().values())
     return trainer.world.gather_objects(choice)[0]
@@ -91,14 +89,7 @@ def write_metrics(
     summary: Mapping[str, Mapping[str, Any]],
     cost: Mapping[str, Any],
 ) -> None:
-    """Log the last and the best epoch and the controls; add them, the breakdown and the cost to metrics.json.
-
-    Args:
-        trainer: after `run`.
-        last: see `score_epochs`.
-        summary: see `score_epochs`.
-        cost: of the model, plain numbers.
-    """
+    """Log what `score_epochs` found; add it, the breakdown and the cost of the model to metrics.json."""
     found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
     # The table, with a sentence on how the best epoch was chosen.

@@ -18,7 +18,7 @@ from typing import IO
 from engine.distributed import World
 from engine.files import TEMPORARY, check_destination, check_regular, save_json, save_text, take_lock
 from engine.runtime import describe_software, setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +43,9 @@ os.register_at_fork(after_in_child=_locks.clear)
 
 
 def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the run folder, lock it, and log into it. Only the main process writes.
+    """Make the run folder, lock it, and log into it; only the main process does.
 
-    Args:
-        folder: where the run writes.
-        overwrite: the folder may hold an earlier run, which `reset_run_folder` removes.
-        resume: continue the run that the folder holds.
+    With `overwrite` it may hold an earlier run, which `reset_run_folder` removes; with `resume`, this one.
     """
     if overwrite and resume:
         raise UserError("--resume and --overwrite contradict each other; give one of them")
@@ -56,6 +53,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         setup_log()
         return
     try:
+        # Refuse a folder with a run in it, or in use, or with somebody else's files.
         earlier = _earlier_run(folder)
         if earlier and not (overwrite or resume):
             raise UserError(
@@ -65,6 +63,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
         _check_files(folder, resume=resume)
+        # Clean up after a killed run, and log.
         _remove_half_written(folder)
         check_regular(folder / "log.txt")
         setup_log(folder / "log.txt")
@@ -161,11 +160,8 @@ def _remove_half_written(folder: Path) -> None:
 def reset_run_folder(folder: Path, config: str, *, keep: bool, checkpoints: Sequence[str] = ()) -> None:
     """Once everything is ready: remove what an earlier run wrote, and nothing else; save the configuration.
 
-    Args:
-        folder: the run folder.
-        config: the configuration as YAML.
-        keep: do not remove anything, since the run continues.
-        checkpoints: names of the files that the run will keep besides last.pth and best.pth.
+    With `keep` the run continues, and nothing is removed. `checkpoints` are the names of the files that it
+    will keep besides last.pth and best.pth.
     """
     if not World.from_environment().is_main:
         return

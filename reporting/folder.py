@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

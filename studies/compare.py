@@ -8,7 +8,7 @@ from pathlib import Path
 
 from config import load_config
 from engine.files import check_destination
-from structures import UserError
+from errors import UserError
 from studies.pages import check_summary_folder, markdown, short_table, write_block, write_summary
 from studies.run_folder import RunState, changed_keys, check_runs, thread_counts
 from studies.spec import StudySpec, read_spec

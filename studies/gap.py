@@ -10,7 +10,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from structures import UserError
+from errors import UserError
 from studies.bootstrap import paired_bootstrap
 from studies.run_folder import QueryScores, read_scores
 from studies.summary import stack_precisions

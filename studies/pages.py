@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.files import check_destination, make_folder, save_bytes, save_json, save_text
+from errors import UserError
 from reporting.extra import import_extra
-from structures import UserError
 from studies.bootstrap import WORDS
 from studies.summary import MODALITIES, Summary, VariantSummary
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from engine.files import check_regular, save_json, take_lock
 from engine.interrupt import RunStopped, StopRequested, StopSwitch
-from structures import UserError
+from errors import UserError
 from studies.compare import write_study
 from studies.pages import check_summary_folder
 from studies.run_folder import CONSOLE, RECORD, TRAINER, Run, RunState, check_runs, read_record

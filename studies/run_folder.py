@@ -17,7 +17,8 @@ from config.compare import HARMLESS
 from config.schema import flatten
 from engine.files import take_lock
 from engine.run_folder import QUERY_SCORES
-from structures import BEST_ON, LAST_EPOCH, UserError
+from errors import UserError
+from structures import BEST_ON, LAST_EPOCH
 
 EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
 """By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""

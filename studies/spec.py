@@ -15,7 +15,8 @@ import yaml
 from config import ConfigError, load_config
 from config.schema import flatten, show
 from config.strict_yaml import YamlFileError, compose_yaml
-from structures import RETURN_PATTERNS, UserError, on_one_line
+from errors import UserError, on_one_line
+from structures import RETURN_PATTERNS
 from studies.run_folder import EPOCHS, Run
 
 KEYS = ("base", "overrides", "variants", "seeds", "jobs", "devices", "threads", "output", "pattern", "epoch")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from structures import RETURN_PATTERNS, Modality, UserError
+from errors import UserError
+from structures import RETURN_PATTERNS, Modality
 from studies.bootstrap import Difference, paired_bootstrap
 from studies.run_folder import EPOCHS, QueryScores, read_metrics, read_record, read_scores
 

@@ -30,13 +30,14 @@ from engine.build import make_device
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
+from errors import UserError
 from evaluation.build import find_conditions, make_evaluate
 from modeling.attention import attention_rollout
 from reporting.extra import import_extra
 from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.watch import read_triples, spread_evenly
-from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality, UserError
+from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality
 from trained import find_weights, load_trained
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from datasets import synthetic
 from datasets.dataset import DatasetError
-from datasets.rgbnt201 import read_rgbnt201
+from datasets.sources import SOURCES
 from datasets.synthetic import DEFAULT_SPEC, HARD_SPEC, SyntheticSpec, ensure_synthetic
 from datasets.synthetic_body import Build, Part, Pose, PosedBody, pose_body
 from datasets.synthetic_person import Heat, Person, Reflectance
@@ -88,7 +88,7 @@ class TestLayout:
             assert {path.name for path in (mini / split / kind).iterdir()} == {s + suffix for s in stems}
 
     def test_the_real_reader_reads_it(self, mini: Path) -> None:
-        splits = read_rgbnt201(mini)
+        splits = SOURCES["RGBNT201"].read(mini)
         assert (len(splits.train), len(splits.query)) == (12, 4)
         assert {record.person_id for record in splits.train} == {0, 1, 2}
         assert {record.person_id for record in splits.query} == {4, 5}

@@ -20,7 +20,7 @@ from engine.run_folder import (
     open_run_folder,
     reset_run_folder,
 )
-from structures import UserError
+from errors import UserError
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:

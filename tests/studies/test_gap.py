@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from structures import UserError
+from errors import UserError
 from studies.__main__ import main
 
 

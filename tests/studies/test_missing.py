@@ -10,7 +10,7 @@ import pytest
 import test_net as test_entry
 import train_net as train_entry
 from conftest import SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from studies.__main__ import main
 from studies.missing import FILE
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from studies import run as run_command
 from studies.__main__ import main
 from studies.bootstrap import Difference

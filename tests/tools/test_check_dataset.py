@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from conftest import SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from tools.check_dataset import main as check
 
 

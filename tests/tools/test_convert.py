@@ -9,9 +9,10 @@ import torch
 import train_net as train_entry
 from config import load_config
 from conftest import SMALL_MODEL, load_model
+from errors import UserError
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 from tools.convert import main as convert
 
 
