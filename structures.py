@@ -1,12 +1,7 @@
-"""The types that every package of the project shares.
-
-Nothing here imports from another package; every other package may import from here.
-"""
+"""The types that cross the borders of packages. Every package may import from here."""
 
 from __future__ import annotations
 
-import stat
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -30,57 +25,6 @@ LAST_EPOCH = "last epoch"
 """What metrics.json calls the scores of the last epoch."""
 BEST_ON = {split: f"best on {split}" for split in ("validation", "test")}
 """What it calls those of the best epoch, by the split that this was chosen on."""
-
-
-class UserError(ValueError):
-    """Something that the user gave cannot be used; the message names it and says what to do.
-
-    The entry points print the message alone; any other exception is a defect and keeps its stack trace.
-    """
-
-
-def on_one_line(text: object) -> str:
-    """The text for a message: what would break the line, or cannot be printed, is escaped."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
-
-
-def file_fault(path: Path) -> str:
-    """What keeps a file from being a checkpoint of any kind, as the end of a sentence; empty if nothing does.
-
-    A file that does not exist or may not be read has no fault here: whoever opens it says so. A pipe is not
-    opened, since that would wait forever.
-    """
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            return "is a folder; name the file in it"
-        if not stat.S_ISREG(mode):
-            return "is a pipe or a device, not a file; name the file itself"
-        with path.open("rb") as file:
-            start = file.read(200)
-        if not start:
-            return "is empty; fetch it again"
-        if start.startswith(b"version https://git-lfs"):
-            return "is a pointer of Git LFS, not the file itself; run `git lfs pull` where it was cloned"
-        if start.lstrip()[:1] == b"<":
-            return "is a web page, not weights; the download went wrong"
-        return ""
-    except OSError:
-        return ""
-
-
-def is_whole(path: Path) -> bool:
-    """Whether the checksums of a zip archive, as torch writes it, are right; torch does not look at them."""
-    try:
-        with path.open("rb") as file:
-            if file.read(2) != b"PK":
-                return True
-            with zipfile.ZipFile(file) as archive:
-                return archive.testzip() is None
-    except FileNotFoundError:
-        return True
-    except Exception:  # what a broken archive raises differs from place to place
-        return False
 
 
 class Modality(Enum):
@@ -124,23 +68,15 @@ class PerModality(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One triple on disk, as a data set reader yields it.
+    """One triple on disk, as a data set reader yields it."""
 
-    Attributes:
-        paths: the image file of each modality; None for a modality that the data set does not have.
-        person_id: in training records a label in [0, number of identities), in test records the id on disk.
-        camera_id: from 0.
-        scene_id: from 0; 0 for data sets without scenes.
-        mask_path: an image that is white where the person is, if the data set has one.
-        is_strip: the three images stand side by side in one file, which is the path of each.
-    """
-
+    # The image file of each modality; None for a modality that the data set does not have.
     paths: PerModality[Path | None]
-    person_id: int
-    camera_id: int
-    scene_id: int = 0
-    mask_path: Path | None = None
-    is_strip: bool = False
+    person_id: int  # in training records a label in [0, number of identities), in test records the id on disk
+    camera_id: int  # from 0
+    scene_id: int = 0  # from 0; 0 for data sets without scenes
+    mask_path: Path | None = None  # an image that is white where the person is, if the data set has one
+    is_strip: bool = False  # the three images stand side by side in one file, which is the path of each
 
     def __post_init__(self) -> None:
         if not self.files:
@@ -159,24 +95,15 @@ class ImageRecord:
 
 @dataclass(frozen=True)
 class ModalBatch:
-    """B triples, ready for the model.
+    """B triples, ready for the model."""
 
-    Attributes:
-        images: normalised images, each (B, 3, H, W).
-        person_ids: (B,) integers.
-        camera_ids: (B,) integers.
-        scene_ids: (B,) integers.
-        names: B file names, for messages.
-        person_masks: (B, H, W), 1 where the person is, or None where no masks are on disk.
-        unreadable: the image files in whose place others were read, as "path (modality): reason".
-    """
-
-    images: PerModality[Tensor]
-    person_ids: Tensor
-    camera_ids: Tensor
-    scene_ids: Tensor
-    names: tuple[str, ...] = ()
-    person_masks: Tensor | None = None
+    images: PerModality[Tensor]  # normalised images, each (B, 3, H, W)
+    person_ids: Tensor  # (B,) integers
+    camera_ids: Tensor  # (B,) integers
+    scene_ids: Tensor  # (B,) integers
+    names: tuple[str, ...] = ()  # B file names, for messages
+    person_masks: Tensor | None = None  # (B, H, W), 1 where the person is, or None where no masks are on disk
+    # The image files in whose place others were read, as "path (modality): reason".
     unreadable: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -219,20 +146,16 @@ PROTOCOLS = ("camera", "scene", "none")
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """Triples to be looked up in each other.
+    """Triples to be looked up in each other."""
 
-    Attributes:
-        loader: batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several
-            processes, this one's block of them.
-        query_rows: for each query, its row in the order of `loader`.
-        gallery_rows: for each gallery item, its row in the order of `loader`; a triple may be in both.
-        protocol: which gallery items of the query's identity are dropped: those that share its `camera`,
-            its `scene`, or, with `none`, only the query itself.
-    """
-
+    # Batches (`ModalBatch`) of the distinct triples, each once, in a fixed order; with several processes,
+    # this one's block of them.
     loader: DataLoader[Any]
-    query_rows: np.ndarray
+    query_rows: np.ndarray  # for each query, its row in the order of `loader`
+    # For each gallery item, its row in the order of `loader`; a triple may be in both.
     gallery_rows: np.ndarray
+    # Which gallery items of the query's identity are dropped: those that share its `camera`, its `scene`, or,
+    # with `none`, only the query itself.
     protocol: str
 
     def __post_init__(self) -> None:
@@ -242,34 +165,23 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class SlimmedPatches:
-    """Which patches of an image slimming has left.
+    """Which patches of an image slimming has left."""
 
-    Attributes:
-        indices: of the n patches that are left, ascending, (B, n), in [0, N).
-        scores: the last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
-    """
-
-    indices: Tensor
+    indices: Tensor  # of the n patches that are left, ascending, (B, n), in [0, N)
+    # The last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
     scores: Tensor
 
 
 @dataclass(frozen=True)
 class ModalTokens:
-    """B triples after the backbone: what a branch gets.
+    """B triples after the backbone: what a branch gets."""
 
-    Attributes:
-        globals_: one feature for the whole image, each (B, C): the class token, or what PIFE made of it.
-        patches: patch tokens that are left, each (B, n, C); all N without slimming.
-        class_tokens: the class tokens as the backbone gave them, each (B, C).
-        grid: rows and columns of the patches of an image, N = rows * columns.
-        slimmed: which patches are left; None without slimming.
-    """
-
+    # One feature for the whole image, each (B, C): the class token, or what PIFE made of it.
     globals_: PerModality[Tensor]
-    patches: PerModality[Tensor]
-    class_tokens: PerModality[Tensor]
-    grid: tuple[int, int]
-    slimmed: PerModality[SlimmedPatches] | None = None
+    patches: PerModality[Tensor]  # patch tokens that are left, each (B, n, C); all N without slimming
+    class_tokens: PerModality[Tensor]  # the class tokens as the backbone gave them, each (B, C)
+    grid: tuple[int, int]  # rows and columns of the patches of an image, N = rows * columns
+    slimmed: PerModality[SlimmedPatches] | None = None  # which patches are left; None without slimming
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
@@ -291,39 +203,27 @@ def _no_sources() -> PerModality[dict[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What token selection decided, for reports and for the kept-patch precision.
+    """What token selection decided, for reports and for the kept-patch precision."""
 
-    Attributes:
-        kept: indices of the kept patches, each (B, K), in [0, N).
-        scores: one score per patch, each (B, N); larger is kept.
-        grid: rows and columns of the patches, N = rows * columns.
-        sources: what the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the
-            similarity with the modality's own global), `ni` (with that of another modality) … Empty where the
-            method has none.
-        weights: the share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where
-            nothing is aggregated.
-    """
-
-    kept: PerModality[Tensor]
-    scores: PerModality[Tensor]
-    grid: tuple[int, int]
+    kept: PerModality[Tensor]  # indices of the kept patches, each (B, K), in [0, N)
+    scores: PerModality[Tensor]  # one score per patch, each (B, N); larger is kept
+    grid: tuple[int, int]  # rows and columns of the patches, N = rows * columns
+    # What the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the similarity with the
+    # modality's own global), `ni` (with that of another modality) … Empty where the method has none.
     sources: PerModality[dict[str, Tensor]] = field(default_factory=_no_sources)
+    # The share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where nothing is
+    # aggregated.
     weights: PerModality[Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class BranchOutput:
-    """What a branch makes of the tokens of B triples.
+    """What a branch makes of the tokens of B triples."""
 
-    Attributes:
-        features: one row per triple, (B, …); the branch's `finish` turns them into (B, D).
-        losses: by name, scalars that the branch computed itself, as means over the B triples.
-        selection: which patches it kept; None if it does not select.
-    """
-
-    features: Tensor
+    features: Tensor  # one row per triple, (B, …); the branch's `finish` turns them into (B, D)
+    # By name, scalars that the branch computed itself, as means over the B triples.
     losses: dict[str, Tensor] = field(default_factory=dict)
-    selection: Selection | None = None
+    selection: Selection | None = None  # which patches it kept; None if it does not select
 
 
 class Role(Enum):
@@ -339,35 +239,23 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What one BNNeck head gives, in training and in evaluation alike.
+    """What one BNNeck head gives, in training and in evaluation alike."""
 
-    Attributes:
-        name: of the branch: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`.
-        logits: (B, number of identities).
-        features: (B, D), before the neck: for the triplet loss and, by default, for retrieval.
-        neck_features: (B, D), after the neck.
-        role: decides the return patterns that the features are part of.
-    """
-
-    name: str
-    logits: Tensor
-    features: Tensor
-    neck_features: Tensor
-    role: Role
+    name: str  # of the branch: `ori`, or `ori_rgb` … for one head per modality; `sdtps`; `moe`
+    logits: Tensor  # (B, number of identities)
+    features: Tensor  # (B, D), before the neck: for the triplet loss and, by default, for retrieval
+    neck_features: Tensor  # (B, D), after the neck
+    role: Role  # decides the return patterns that the features are part of
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """All that one forward pass gives.
+    """All that one forward pass gives."""
 
-    Attributes:
-        heads: one per branch, in their order.
-        losses: named losses that branches computed themselves; added to the heads' losses.
-        selections: what was kept, by the name of the branch; `slimming` for what that left in the backbone.
-    """
-
-    heads: tuple[HeadOutput, ...]
+    heads: tuple[HeadOutput, ...]  # one per branch, in their order
+    # Named losses that branches computed themselves; added to the heads' losses.
     losses: dict[str, Tensor] = field(default_factory=dict)
+    # What was kept, by the name of the branch; `slimming` for what that left in the backbone.
     selections: dict[str, Selection] = field(default_factory=dict)
 
     @property
@@ -406,20 +294,15 @@ class ModelOutput:
 
 @dataclass(frozen=True, eq=False)
 class RankingMetrics:
-    """The score of one ranking, query by query. Queries without any positive in the gallery are skipped.
+    """The score of one ranking, query by query. Queries without any positive in the gallery are skipped."""
 
-    Attributes:
-        average_precisions: (Q,) the mean, over the positives, of the share of positives among the items
-            ranked so far, in [0, 1]; NaN where skipped.
-        inverse_negative_penalties: (Q,) number of positives / rank of the last of them; NaN where skipped.
-        first_hits: (Q,) rank of the first positive, from 1; 0 where skipped.
-        max_rank: length of the CMC curve.
-    """
-
+    # (Q,) the mean, over the positives, of the share of positives among the items ranked so far, in [0, 1];
+    # NaN where skipped.
     average_precisions: np.ndarray
+    # (Q,) number of positives / rank of the last of them; NaN where skipped.
     inverse_negative_penalties: np.ndarray
-    first_hits: np.ndarray
-    max_rank: int = 50
+    first_hits: np.ndarray  # (Q,) rank of the first positive, from 1; 0 where skipped
+    max_rank: int = 50  # length of the CMC curve
 
     def of(self, queries: np.ndarray) -> RankingMetrics:
         """The scores of some of the queries, chosen by (Q,) booleans."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from config import warn_about_unused
 from datasets.build import build_test_data
 from engine.build import make_device
-from engine.checkpoint import describe_choice
 from engine.command import run_command
 from engine.distributed import World
 from engine.files import save_arrays, save_json
@@ -59,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not world.is_main:
         return
     # The results.
-    cost, choice = measure_cost(model), describe_choice(Path(weights))
-    logger.info(results_text(weights, choice, results))
+    cost = measure_cost(model)
+    logger.info(results_text(weights, trained.choice, results))
     logger.info("cost\n%s", cost.table())
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         save_json(args.metrics, {**results_as_dict(results), "cost": cost.as_dict()})
         logger.info("wrote the numbers to %s", args.metrics)
     if report is not None:
-        history = {"choice": choice, **read_history(Path(weights).parent)}
+        history = {"choice": trained.choice, **read_history(Path(weights).parent)}
         page = report.finish(results, cost=cost.as_dict(), history=history)
         logger.info("report: open %s in a browser", page)
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
-        model = make_model(cfg, data.num_classes, data.num_cameras, data.num_views)
+        model = make_model(cfg, *data.split.sizes)
         start = {}
         if earlier is None or cfg.TEST.CONTROLS:
             start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
@@ -74,13 +74,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             folder=folder,
             options=make_train_options(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
             progress=Progress(**start),
+            rename=with_current_names,
             world=world,
             draw_pictures=make_selection_watch(cfg, model, seen.loader, device),
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:
             check_same_data(earlier, data.fingerprints, force=args.force)
-            trainer.resume({**earlier, "model": with_current_names(earlier["model"])})
+            trainer.resume(earlier)
         # Train, then score the last and the best epoch on the test split.
         warn_random_start(cfg, trainer.progress.initial_weights)
         checkpoints = trainer.checkpoints_to_come()

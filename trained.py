@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from config import ConfigError, get_cfg, list_differences, load_config, merge_settings, stored_config
 from datasets.build import TrainingSplit, find_training_split
+from engine.checkpoint import describe_choice
 from engine.runtime import seed_everything
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
@@ -23,17 +24,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model and what belongs to it.
+    """A trained model and what belongs to it."""
 
-    Attributes:
-        cfg: the configuration in the checkpoint, with what the caller overrides.
-        model: with its weights, on the CPU.
-        split: what the model was built for, so that `build_test_data` numbers the cameras alike.
-    """
-
-    cfg: CfgNode
-    model: MultiModalReID
-    split: TrainingSplit
+    cfg: CfgNode  # the configuration in the checkpoint, with what the caller overrides
+    model: MultiModalReID  # with its weights, on the CPU
+    split: TrainingSplit  # what the model was built for, so that `build_test_data` numbers the cameras alike
+    choice: str  # which epoch the weights are of, and how it was chosen; empty if the checkpoint cannot say
 
 
 def find_weights(config_file: str | Path | None, overrides: Sequence[str], remedy: str) -> str:
@@ -68,9 +64,9 @@ def load_trained(
     data = content.get("data")
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)
     seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
-    model = make_model(cfg, split.classes, len(split.cameras), split.num_views)
+    model = make_model(cfg, *split.sizes)
     fill_model(model, file, allow_partial=allow_partial)
-    return Trained(cfg, model, split)
+    return Trained(cfg, model, split, describe_choice(content))
 
 
 def _make_config(

@@ -13,7 +13,7 @@ from benchmarks.bench import FULL, QUICK, TINY, Row, Sizes, describe_machine, ta
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -65,12 +65,13 @@ def rerank_by_loop(
     Returns:
         (Q, G) distances.
     """
+    # All distances, relative to the largest of each row.
     features = np.concatenate([query, gallery])
     num_items, num_queries = len(features), len(query)
     original = euclidean(features, features)
     original = (original / original.max(axis=1, keepdims=True)).astype(np.float32)
     ranks = np.argsort(original, axis=1, kind="stable")
-
+    # Each item as its reciprocal neighbours, and theirs where most are shared.
     weights = np.zeros_like(original, dtype=np.float16)
     for item in range(num_items):
         near = _reciprocal_neighbours(ranks, item, k1)
@@ -82,12 +83,13 @@ def rerank_by_loop(
         expanded = np.unique(expanded)
         closeness = np.exp(-original[item, expanded])
         weights[item, expanded] = closeness / closeness.sum()
+    # The mean over the nearest items.
     if k2 > 1:
         averaged = np.zeros_like(weights)
         for item in range(num_items):
             averaged[item] = np.mean(weights[ranks[item, :k2]], axis=0)
         weights = averaged
-
+    # Jaccard distances, mixed with the original ones.
     holders = [np.flatnonzero(weights[:, item]) for item in range(num_items)]
     jaccard = np.zeros((num_queries, num_items), dtype=np.float16)
     for item in range(num_queries):

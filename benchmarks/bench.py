@@ -9,16 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-import PIL
-import scipy
-import timm
 import torch
-import torchvision
 
 from engine.runtime import git_commit
 
@@ -29,37 +25,21 @@ HEADINGS = ("row", "plain", "project", "ratio", "target", "met", "difference", "
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much work the rows do.
+    """How much work the rows do."""
 
-    Attributes:
-        repeats: how often each way is timed, once `seconds` are over at least `least` times.
-        seconds: see `repeats`.
-        least: see `repeats`.
-        evaluated: test triples of the rows on evaluation.
-        ranking: queries and gallery items.
-        scene: queries and gallery items, by the scene protocol.
-        reranking: queries and gallery items, which are one set there.
-        million: queries and gallery items of the largest ranking; None leaves the row out.
-        feature_width: numbers in a feature of the rows on ranking.
-        backbone: of the rows on training.
-        batch: triples of a training step.
-        triples: of the row on data.
-        pairs: images and texts of SEPS.
-    """
-
-    repeats: int = 7
-    seconds: float = 90
+    repeats: int = 7  # how often each way is timed
+    seconds: float = 90  # once these are over, `least` times are enough
     least: int = 3
-    evaluated: int = 200
-    ranking: tuple[int, int] = (3000, 15000)
-    scene: tuple[int, int] = (1000, 5000)
-    reranking: tuple[int, int] = (1000, 4000)
-    million: tuple[int, int] | None = (1000, 1_000_000)
-    feature_width: int = 128
-    backbone: str = "ViT-B-16"
-    batch: int = 4
-    triples: int = 96
-    pairs: tuple[int, int] = (16, 40)
+    evaluated: int = 200  # test triples of the rows on evaluation
+    ranking: tuple[int, int] = (3000, 15000)  # queries and gallery items
+    scene: tuple[int, int] = (1000, 5000)  # the same, by the scene protocol
+    reranking: tuple[int, int] = (1000, 4000)  # the same; they are one set there
+    million: tuple[int, int] | None = (1000, 1_000_000)  # the largest ranking; None leaves the row out
+    feature_width: int = 128  # numbers in a feature of the rows on ranking
+    backbone: str = "ViT-B-16"  # of the rows on training
+    batch: int = 4  # triples of a training step
+    triples: int = 96  # of the row on data
+    pairs: tuple[int, int] = (16, 40)  # images and texts of SEPS
 
 
 FULL = Sizes()
@@ -82,27 +62,16 @@ TINY = Sizes(
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        title: the work, with its size.
-        plain: median seconds of the plain way; None if it cannot be run.
-        project: median seconds of the project's way.
-        at_least: the target of the ratio plain / project.
-        difference: the largest difference between the two results; None where they are meant to differ.
-        tolerance: how large it may be.
-        notes: further figures, as text by name.
-        repeats: how often each way was timed.
-    """
-
-    title: str
-    plain: float | None
-    project: float
-    at_least: float | None = None
-    difference: float | None = None
-    tolerance: float = 0.0
-    notes: dict[str, str] = field(default_factory=dict)
-    repeats: int = 1
+    title: str  # the work, with its size
+    plain: float | None  # median seconds of the plain way; None if it cannot be run
+    project: float  # median seconds of the project's way
+    at_least: float | None = None  # the target of the ratio plain / project
+    difference: float | None = None  # the largest between the results; None where they are meant to differ
+    tolerance: float = 0.0  # how large it may be
+    notes: dict[str, str] = field(default_factory=dict)  # further figures, as text by name
+    repeats: int = 1  # how often each way was timed
 
     @property
     def ratio(self) -> float | None:
@@ -156,6 +125,7 @@ def compare(
         warm_up: run each way once before it is timed; not needed for long work without caches.
         notes: see `Row`.
     """
+    # By turns.
     start = time.perf_counter()
     results = {way: work() for way, work in ways.items()} if warm_up else {}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -167,6 +137,7 @@ def compare(
             result = work()
             seconds[way].append(time.perf_counter() - begin)
             results.setdefault(way, result)
+    # The medians, and how far the first results differ.
     return Row(
         title,
         median(seconds["plain"]),
@@ -180,17 +151,11 @@ def compare(
 
 
 class ChildRun(NamedTuple):
-    """What work in a process of its own took: seconds, and bytes of memory at its peak.
-
-    Attributes:
-        seconds: of the work.
-        growth: bytes beside the inputs and the program.
-        peak: bytes of the whole process.
-    """
+    """What work in a process of its own took."""
 
     seconds: float
-    growth: int
-    peak: int
+    growth: int  # bytes at the peak, beside the inputs and the program
+    peak: int  # bytes of the whole process
 
 
 def in_child(prepare: Callable[[], T], work: Callable[[T], object]) -> ChildRun:
@@ -245,14 +210,7 @@ def table_of(rows: Iterable[Row]) -> str:
 
 def describe_machine() -> dict[str, Any]:
     """Where and with what the rows are measured."""
-    modules = {
-        "torch": torch,
-        "torchvision": torchvision,
-        "timm": timm,
-        "numpy": np,
-        "scipy": scipy,
-        "pillow": PIL,
-    }
+    packages = ("torchvision", "timm", "numpy", "scipy", "pillow")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": git_commit(),
@@ -261,7 +219,8 @@ def describe_machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
-        **{name: module.__version__ for name, module in modules.items()},
+        "torch": torch.__version__,  # with the build, such as +cu132
+        **{name: version(name) for name in packages},
     }
 
 

@@ -39,6 +39,7 @@ def draw_triples(folder: Path, count: int) -> list[ImageRecord]:
 
 def data(sizes: Sizes) -> Row:
     """Training triples from files against the cache, in one process with one thread, as in a worker."""
+    # As in a worker: one thread.
     transform = TrainTransform(
         size=SIZE, flip_prob=0.5, padding=10, erase_prob=0.5, mean=[0.5] * 3, std=[0.5] * 3, shared=False
     )
@@ -58,6 +59,7 @@ def data(sizes: Sizes) -> Row:
             )
     finally:
         torch.set_num_threads(threads)
+    # Throughput.
     assert row.plain is not None
     row.notes.update({"from files": f"{len(records) / row.plain:.0f} triples/s"})
     row.notes.update({"from the cache": f"{len(records) / row.project:.0f} triples/s"})

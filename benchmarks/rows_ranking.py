@@ -20,23 +20,14 @@ _BLOCK = 2**14
 
 
 class Features(NamedTuple):
-    """Made-up features of identities that overlap, L2-normalised, with their labels.
+    """Made-up features of identities that overlap, L2-normalised, with their labels."""
 
-    Attributes:
-        query: (Q, D) float32.
-        gallery: (G, D) float32.
-        query_ids: (Q,).
-        gallery_ids: (G,).
-        query_groups: (Q,) cameras or scenes.
-        gallery_groups: (G,).
-    """
-
-    query: np.ndarray
-    gallery: np.ndarray
-    query_ids: np.ndarray
-    gallery_ids: np.ndarray
-    query_groups: np.ndarray
-    gallery_groups: np.ndarray
+    query: np.ndarray  # (Q, D) float32
+    gallery: np.ndarray  # (G, D) float32
+    query_ids: np.ndarray  # (Q,)
+    gallery_ids: np.ndarray  # (G,)
+    query_groups: np.ndarray  # (Q,) cameras or scenes
+    gallery_groups: np.ndarray  # (G,)
 
 
 def make_features(shape: tuple[int, int], width: int, seed: int = 0) -> Features:

@@ -34,6 +34,7 @@ Result = tuple[Tensor, tuple[Tensor, Tensor]]
 
 def one_text_at_a_time(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
     """The way of the published code: for each text, gather the patches of each image, aggregate, align."""
+    # The similarity of each patch with its image, which no text changes.
     num_tokens = inputs.img_embs.shape[1]
     first_patch = 0 if math.isqrt(num_tokens) ** 2 == num_tokens else 1
     class_token, patches = inputs.img_embs[:, :first_patch], inputs.img_embs[:, first_patch:]
@@ -70,6 +71,7 @@ def one_text_at_a_time(model: CrossSparseAggrNet, inputs: Inputs) -> Result:
                 similarity = similarity + relevance.squeeze(-1)
         return similarity
 
+    # Each pair: select by both texts, then align.
     networks = (
         (model.aggr_net.weight_sparse, model.aggr_net.weight_dense)
         if isinstance(model.aggr_net, DualTokenAggregation)
@@ -105,6 +107,7 @@ def make_inputs(
 
 def seps(sizes: Sizes) -> Row:
     """SEPS, forward and backward: all pairs at once, against one text at a time as published."""
+    # Model and inputs.
     torch.manual_seed(0)
     model = create_seps_model(EMBED, PATCHES, use_paper_version=False, ratio_loss="paper")
     images, texts = sizes.pairs
@@ -118,6 +121,7 @@ def seps(sizes: Sizes) -> Row:
         similarities.square().sum().backward()
         return similarities.detach(), masks
 
+    # Both ways, with their gradients.
     ways = {"plain": partial(one_text_at_a_time, model, inputs), "project": partial(model, *inputs)}
     return compare(
         f"SEPS forward + backward, {images} images x {texts} texts",

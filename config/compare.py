@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from yacs.config import CfgNode
 
@@ -16,22 +17,26 @@ HARMLESS = {key.name for key in TABLE if key.changes == "nothing"}
 
 def list_differences(trained: CfgNode, cfg: CfgNode) -> list[str]:
     """The settings that differ from those of training and can change features or scores, a line for each."""
-    before, now = (dict(flatten(config)) for config in (trained, cfg))
     unused = find_unused(trained).keys() & find_unused(cfg).keys()
     return [
-        f"{key} is {show(now[key])}, in the checkpoint {show(before[key])}"
-        for key in sorted(now.keys() - unused)
-        if before[key] != now[key] and KEYS[key].changes == "scores"
+        f"{key} is {show(now)}, in the checkpoint {show(before)}"
+        for key, (before, now) in _changed(trained, cfg).items()
+        if key not in unused and KEYS[key].changes == "scores"
     ]
+
+
+def _changed(earlier: CfgNode, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """The values before and now of the keys that differ, sorted by key."""
+    before, now = (dict(flatten(config)) for config in (earlier, cfg))
+    return {key: (before[key], now[key]) for key in sorted(now) if before[key] != now[key]}
 
 
 def check_resumable(earlier: CfgNode, cfg: CfgNode, *, force: bool) -> None:
     """List the settings that have changed, and refuse those that alter the result unless `force` is given."""
-    before, now = (dict(flatten(config)) for config in (earlier, cfg))
-    changed = {key for key in now if before[key] != now[key]}
-    for key in sorted(changed):
-        logger.warning("since the start of the run %s changed from %r to %r", key, before[key], now[key])
-    altering = sorted(changed - HARMLESS)
+    changed = _changed(earlier, cfg)
+    for key, values in changed.items():
+        logger.warning("since the start of the run %s changed from %r to %r", key, *values)
+    altering = [key for key in changed if key not in HARMLESS]
     if altering and not force:
         raise ConfigError(
             f"the run was started with other settings that alter its result ({', '.join(altering)}); "

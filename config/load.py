@@ -47,13 +47,7 @@ PAIRS = (("off", "on"), ("no", "yes"))
 def load_config(
     config_file: str | Path | None = None, overrides: Sequence[str] = (), start: CfgNode | None = None
 ) -> CfgNode:
-    """Defaults, then the file, then the overrides; validated and frozen.
-
-    Args:
-        config_file: YAML with the settings that differ from the defaults.
-        overrides: `KEY VALUE KEY VALUE …`, as on the command line.
-        start: a configuration in place of the defaults, such as that of a checkpoint.
-    """
+    """The defaults, or `start`, then the file, then the overrides, `KEY VALUE …`; validated and frozen."""
     cfg = merge_settings(get_cfg() if start is None else start.clone(), config_file, overrides)
     if cfg.TEST.MISS.lower() in COMPLETE:
         cfg.TEST.MISS = "nothing"

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from yacs.config import CfgNode
 
-from structures import UserError
+from errors import UserError
 
 
 class ConfigError(UserError):
@@ -37,25 +37,16 @@ Changes = Literal["scores", "weights", "nothing"]
 
 @dataclass(frozen=True)
 class Key:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        name: `SECTION.NAME`; OUTPUT_DIR alone has no section.
-        default: decides the type as well.
-        help: what the key does, in Markdown.
-        check: what the key accepts; None for every value of its type.
-        unused: when the key has no effect, and why; the first condition that holds is the one that is logged.
-        changes: what another value can change.
-        demo: DeMo's default where it differs, and why it does.
-    """
-
-    name: str
-    default: Any
-    help: str = ""
-    check: Check | None = None
+    name: str  # `SECTION.NAME`; OUTPUT_DIR alone has no section
+    default: Any  # decides the type as well
+    help: str = ""  # what the key does, in Markdown
+    check: Check | None = None  # what the key accepts; None for every value of its type
+    # When the key has no effect, and why; the first condition that holds is the one that is logged.
     unused: tuple[Condition, ...] = ()
-    changes: Changes = "scores"
-    demo: tuple[Any, str] | None = None
+    changes: Changes = "scores"  # what another value can change
+    demo: tuple[Any, str] | None = None  # DeMo's default where it differs, and why it does
 
 
 TrainKey = partial(Key, changes="weights")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from config.schema import show
-from structures import on_one_line
+from errors import on_one_line
 
 MOST_BYTES = 100_000
 """A file with every key of the configuration has about 5,000."""

@@ -33,83 +33,51 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingSplit:
-    """What a model is built for: it decides the sizes of classifiers and of the camera embedding.
+    """What a model is built for: it decides the sizes of classifiers and of the camera embedding."""
 
-    Attributes:
-        classes: identities, without those held out.
-        cameras: the reader's camera numbers, in the order of the rows of the camera embedding.
-        scenes: the reader's scene numbers, likewise.
-    """
-
-    classes: int
-    cameras: tuple[int, ...]
-    scenes: tuple[int, ...]
+    classes: int  # identities, without those held out
+    cameras: tuple[int, ...]  # the reader's camera numbers, in the order of the rows of the camera embedding
+    scenes: tuple[int, ...]  # the reader's scene numbers, likewise
 
     @property
     def num_views(self) -> int:
         """Scenes that an embedding can tell apart; 0 if there is only one."""
         return len(self.scenes) if len(self.scenes) > 1 else 0
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Identities, cameras and views, as `make_model` takes them."""
+        return self.classes, len(self.cameras), self.num_views
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationData:
-    """All that evaluation needs to know of a data set.
+    """All that evaluation needs to know of a data set."""
 
-    Attributes:
-        test: the test split.
-        camera_names: by camera id, what the data set calls each camera of training and test.
-        scene_names: by scene id, the number of each scene in the data set.
-    """
-
-    test: RetrievalSet
-    camera_names: tuple[str, ...]
-    scene_names: tuple[str, ...]
+    test: RetrievalSet  # the test split
+    camera_names: tuple[str, ...]  # by camera id, what the data set calls each camera of training and test
+    scene_names: tuple[str, ...]  # by scene id, the number of each scene in the data set
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataBundle(EvaluationData):
-    """All that training and evaluation need to know of a data set.
+    """All that training and evaluation need to know of a data set."""
 
-    Attributes:
-        train_loader: batches (`ModalBatch`) of P × K training triples.
-        sampler: the sampler of `train_loader`; call its `set_epoch` before each epoch.
-        validation: the training identities that DATASETS.VAL_IDS holds out, all of their triples as query and
-            gallery; None where it holds out none.
-        split: identities, cameras and scenes of training. Camera ids are numbered so that those of training
-            come first; a test camera with a larger number was never seen in training. So are scenes.
-        fingerprints: by split, see `fingerprint`.
-    """
-
-    train_loader: DataLoader[Sample]
-    sampler: IdentitySampler
+    train_loader: DataLoader[Sample]  # batches (`ModalBatch`) of P × K training triples
+    sampler: IdentitySampler  # the sampler of `train_loader`; call its `set_epoch` before each epoch
+    # The training identities that DATASETS.VAL_IDS holds out, all of their triples as query and gallery; None
+    # where it holds out none.
     validation: RetrievalSet | None
+    # Identities, cameras and scenes of training. Camera ids are numbered so that those of training come
+    # first; a test camera with a larger number was never seen in training. So are scenes.
     split: TrainingSplit
-    fingerprints: dict[str, str]
-
-    @property
-    def num_classes(self) -> int:
-        """Training identities, without those held out."""
-        return self.split.classes
-
-    @property
-    def num_cameras(self) -> int:
-        """Cameras in training."""
-        return len(self.split.cameras)
-
-    @property
-    def num_views(self) -> int:
-        """Scenes in training; 0 if there is only one."""
-        return self.split.num_views
+    fingerprints: dict[str, str]  # by split, see `fingerprint`
 
 
 def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBundle:
     """Read the data set that `cfg.DATASETS` names, and make its loaders.
 
-    Args:
-        cfg: a configuration.
-        rank: number of this process; it gets its part of every training batch, and of the test and
-            validation triples.
-        num_processes: number of processes.
+    Process number `rank` gets its part of every training batch, and of the test and validation triples.
     """
     # Records, with some identities held out, and their fingerprints.
     source, folder = _find_data(cfg)
@@ -168,19 +136,15 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
 
 
 def build_test_data(
-    cfg: CfgNode, trained_on: TrainingSplit | None, *, rank: int = 0, num_processes: int = 1
+    cfg: CfgNode, trained_on: TrainingSplit, *, rank: int = 0, num_processes: int = 1
 ) -> EvaluationData:
     """Read the test split of the data set that `cfg.DATASETS` names; the training split need not be there.
 
-    Args:
-        cfg: a configuration.
-        trained_on: what the model was built for; None if it embeds neither cameras nor scenes.
-        rank: number of this process; it gets its part of the test triples.
-        num_processes: number of processes.
+    `trained_on` is what the model was built for. Process number `rank` gets its part of the triples.
     """
     source, folder = _find_data(cfg)
     read = _read(cfg, source, folder, test_only=True)
-    splits, names = _number_groups(cfg, source, read, trained_on or TrainingSplit(0, (), ()))
+    splits, names = _number_groups(cfg, source, read, trained_on)
     _check_memory(cfg, splits, num_processes)
     share = {"rank": rank, "num_processes": num_processes}
     return EvaluationData(
@@ -253,6 +217,7 @@ def _number_groups(
     evaluated = (*splits.query, *splits.gallery, *splits.validation)
     where = "test or validation" if splits.validation else "test"
     numbers: dict[str, dict[int, int]] = {}
+    # Number each kind, and report what training never saw.
     for kind, trained, is_embedded in (
         ("camera", trained_on.cameras, cfg.MODEL.SIE_CAMERA),
         ("scene", trained_on.scenes, cfg.MODEL.SIE_VIEW),
@@ -269,6 +234,7 @@ def _number_groups(
                 )
             logger.warning("there are %s; their embedding is %s", without, unseen)
 
+    # Apply the numbers.
     def renumber(record: ImageRecord) -> ImageRecord:
         camera, scene = numbers["camera"][record.camera_id], numbers["scene"][record.scene_id]
         return replace(record, camera_id=camera, scene_id=scene)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from structures import Modality, UserError
+from errors import UserError
+from structures import Modality
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +68,9 @@ class RamCache:
 
 
 def check_memory(num_triples: int, size: tuple[int, int], *, num_processes: int = 1) -> None:
-    """Refuse a cache that does not fit into memory.
+    """Refuse a cache of the triples of all splits that does not fit into memory.
 
-    Args:
-        num_triples: of all splits together.
-        size: height and width of the images.
-        num_processes: processes on this machine, each of which makes its own caches.
-
-    Raises:
-        UserError: it does not fit.
+    `size` is height and width of an image. Each of the processes on this machine makes its own cache.
     """
     needed, free = num_processes * cache_bytes(num_triples, size), free_memory()
     what = f"{_gigabytes(needed)} for {num_triples} triples of {size[0]} x {size[1]} pixels"

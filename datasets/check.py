@@ -13,7 +13,8 @@ from PIL import Image, UnidentifiedImageError
 
 from datasets.dataset import IMAGE_FORMATS, Problem, Scan, open_image, reason_of, strip_fault
 from datasets.pixels import PIXEL_FORMATS, convert_to, highest_value, is_turned, make_upright
-from structures import ImageRecord, Modality, on_one_line
+from errors import on_one_line
+from structures import ImageRecord, Modality
 
 PROBLEM_KINDS = {
     "folder": "folders that are missing, empty or cannot be read",
@@ -41,22 +42,15 @@ DARK_PEAK = 1 << 14
 
 @dataclass(frozen=True)
 class CheckedFile:
-    """What opening a file showed.
+    """What opening a file showed."""
 
-    Attributes:
-        digest: of the content; empty if there is none.
-        size: height and width of the upright image; None if the file cannot be decoded.
-        pixels: the pixel format in words, such as "8-bit grey"; empty if the file cannot be decoded.
-        turned: whether an EXIF flag says that the image has to be turned or mirrored.
-        peak: the highest value of a 16-bit grey image.
-        problem: kind and predicate of a sentence on it, if the file cannot be decoded.
-    """
-
-    digest: bytes = b""
+    digest: bytes = b""  # of the content; empty if there is none
+    # Height and width of the upright image; None if the file cannot be decoded.
     size: tuple[int, int] | None = None
-    pixels: str = ""
-    turned: bool = False
-    peak: int | None = None
+    pixels: str = ""  # the pixel format in words, such as "8-bit grey"; empty if the file cannot be decoded
+    turned: bool = False  # whether an EXIF flag says that the image has to be turned or mirrored
+    peak: int | None = None  # the highest value of a 16-bit grey image
+    # Kind and predicate of a sentence on it, if the file cannot be decoded.
     problem: tuple[str, str] | None = None
 
 
@@ -73,6 +67,7 @@ def check_file(path: Path) -> CheckedFile:
         return CheckedFile(problem=("unreadable", f"cannot be read ({error.strerror})"))
     if not content:
         return CheckedFile(problem=("empty", "is empty"))
+    # Decode it; what a broken file raises says what is wrong.
     digest = hashlib.sha256(content).digest()
     try:
         with open_image(io.BytesIO(content)) as image:
@@ -85,7 +80,7 @@ def check_file(path: Path) -> CheckedFile:
             problem = ("truncated", "ends within its header, or that is damaged")
         else:
             problem = ("non-image", f"is no {' or '.join(IMAGE_FORMATS)} image")
-    except Exception as error:  # what a broken file raises differs from decoder to decoder
+    except Exception as error:  # each decoder has errors of its own
         problem = ("truncated", f"cannot be decoded to the end ({reason_of(error)})")
     return CheckedFile(digest, problem=problem)
 
@@ -143,13 +138,7 @@ def find_problems(scan: Scan, checked: dict[Path, CheckedFile], *, patch: int) -
     triple differ. A file or triple is listed for the first of these reasons that applies. Copies are looked
     for among images, not among masks.
 
-    Args:
-        scan: names and folders.
-        checked: by path, each of `files_of(scan)`.
-        patch: pixels on the side of a patch.
-
-    Returns:
-        in the order of `PROBLEM_KINDS`.
+    `checked` holds each of `files_of(scan)`. The problems have the order of `PROBLEM_KINDS`.
     """
     listing = _Listing(scan, checked)
     problems = [*scan.problems, *listing.broken(), *listing.wrong_sizes(patch), *listing.copies()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -16,7 +16,8 @@ from typing_extensions import NamedTuple
 
 from datasets.cache import RamCache
 from datasets.pixels import convert_to, make_upright
-from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError, on_one_line
+from errors import UserError, on_one_line
+from structures import ImageRecord, ModalBatch, Modality, PerModality
 
 IMAGE_FORMATS = ("JPEG", "PNG")
 """What is decoded, whatever the name says: for other formats Pillow may start other programs."""
@@ -31,11 +32,7 @@ class DatasetError(UserError):
 
 
 class UnreadableImageError(DatasetError):
-    """An image file that cannot be read.
-
-    Attributes:
-        summary: "path (modality): reason".
-    """
+    """An image file that cannot be read; `summary` is "path (modality): reason"."""
 
     def __init__(self, message: str, summary: str = "") -> None:
         # The summary has a default because a loader process hands on an error by its message alone.
@@ -44,35 +41,24 @@ class UnreadableImageError(DatasetError):
 
 
 class Problem(NamedTuple):
-    """Something that is wrong with a data set.
+    """Something that is wrong with a data set."""
 
-    Attributes:
-        kind: one word, to count by.
-        path: the file or folder, below the folder of the data set, on one line.
-        message: one sentence on one line that names it.
-    """
-
-    kind: str
-    path: str
-    message: str
+    kind: str  # one word, to count by
+    path: str  # the file or folder, below the folder of the data set, on one line
+    message: str  # one sentence on one line that names it
 
 
 class Scan(NamedTuple):
-    """What a data set reader finds on disk, whether it can be used or not.
+    """What a data set reader finds on disk, whether it can be used or not."""
 
-    Attributes:
-        folder: of the data set.
-        train: training records with the identities on disk. The missing files of an incomplete triple are
-            among the problems.
-        query: test records that are looked up.
-        gallery: test records that are ranked; may be those of `query`.
-        problems: all that is wrong with names and folders; empty for a data set that can be used.
-    """
-
-    folder: Path
+    folder: Path  # of the data set
+    layout: str  # what the folder should hold, in words
+    # Training records with the identities on disk. The missing files of an incomplete triple are among the
+    # problems.
     train: Records
-    query: Records
-    gallery: Records
+    query: Records  # test records that are looked up
+    gallery: Records  # test records that are ranked; may be those of `query`
+    # All that is wrong with names and folders; empty for a data set that can be used.
     problems: tuple[Problem, ...]
 
     @property
@@ -82,19 +68,12 @@ class Scan(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What a data set reader yields.
+    """What a data set reader yields."""
 
-    Attributes:
-        train: records with `person_id` in [0, number of training identities).
-        query: test records that are looked up.
-        gallery: test records that are ranked; may hold the same images as `query`.
-        validation: records that `hold_out` took from `train`; they are looked up in each other.
-    """
-
-    train: Records
-    query: Records
-    gallery: Records
-    validation: Records = ()
+    train: Records  # records with `person_id` in [0, number of training identities)
+    query: Records  # test records that are looked up
+    gallery: Records  # test records that are ranked; may hold the same images as `query`
+    validation: Records = ()  # records that `hold_out` took from `train`; they are looked up in each other
 
     def describe(self) -> str:
         """A table of identities, triples and cameras of each split that is not empty."""
@@ -109,44 +88,29 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleKey:
-    """Which image is wanted, and all that its augmentation may depend on beside the seed.
+    """Which image is wanted, and all that its augmentation may depend on beside the seed."""
 
-    Attributes:
-        index: of the record in the data set.
-        epoch: the epoch of training.
-        draw: how often this record was drawn before in this epoch, so that repeats look different.
-    """
-
-    index: int
-    epoch: int = 0
-    draw: int = 0
+    index: int  # of the record in the data set
+    epoch: int = 0  # the epoch of training
+    draw: int = 0  # how often this record was drawn before in this epoch, so that repeats look different
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One triple, ready to be collated.
+    """One triple, ready to be collated."""
 
-    Attributes:
-        images: normalised images, each (3, H, W); zeros for a modality that the data set does not have.
-        record: where the triple comes from.
-        person_mask: (H, W), 1 where the person is, or None.
-        unreadable: the files that could not be read and that this triple replaces, see `ModalBatch`.
-    """
-
+    # Normalised images, each (3, H, W); zeros for a modality that the data set does not have.
     images: PerModality[Tensor]
-    record: ImageRecord
-    person_mask: Tensor | None = None
+    record: ImageRecord  # where the triple comes from
+    person_mask: Tensor | None = None  # (H, W), 1 where the person is, or None
+    # The files that could not be read and that this triple replaces, see `ModalBatch`.
     unreadable: tuple[str, ...] = ()
 
 
 class Transform(Protocol):
-    """From images to tensors, in two steps: `resize` is always the same, the call may differ for each draw.
+    """From images to tensors, in two steps: `resize` is always the same, the call may differ by draw."""
 
-    Attributes:
-        size: height and width of the result.
-    """
-
-    size: tuple[int, int]
+    size: tuple[int, int]  # height and width of the result
 
     def resize(self, image: Image.Image) -> Tensor:
         """An RGB image → (3, H, W) bytes; nothing is random."""
@@ -155,6 +119,7 @@ class Transform(Protocol):
         """From bytes, which are not changed, to floats, both (3, 3, H, W); may use torch's generator."""
 
 
+@dataclass(eq=False)
 class MultiModalDataset(Dataset[Sample]):
     """Reads and transforms triples.
 
@@ -163,34 +128,16 @@ class MultiModalDataset(Dataset[Sample]):
     holds for the triple that replaces an unreadable one.
     """
 
-    def __init__(
-        self,
-        records: Sequence[ImageRecord],
-        transform: Transform,
-        seed: int = 0,
-        *,
-        mask_transform: Callable[[Image.Image], Tensor] | None = None,
-        replace_unreadable: bool = False,
-        cache: RamCache | None = None,
-    ) -> None:
-        """Hold the records; nothing is read yet.
-
-        Args:
-            records: the triples.
-            transform: turns RGB images into tensors.
-            seed: non-negative; decides the augmentation.
-            mask_transform: turns a grey-scale image into an (H, W) mask. Without it no masks are read.
-            replace_unreadable: read another triple of the same identity where an image cannot be read,
-                instead of raising an error.
-            cache: keeps the resized images of all records; without it files are read every time. Masks are
-                always read.
-        """
-        self.records = tuple(records)
-        self._transform = transform
-        self._seed = seed
-        self._mask_transform = mask_transform
-        self._replace_unreadable = replace_unreadable
-        self._cache = cache
+    records: Sequence[ImageRecord]
+    transform: Transform
+    seed: int = 0  # not negative
+    _: KW_ONLY
+    # Turns a grey image into an (H, W) mask; without it no masks are read.
+    mask_transform: Callable[[Image.Image], Tensor] | None = None
+    # Whether another triple of the identity is read where an image cannot be read, instead of an error.
+    replace_unreadable: bool = False
+    # Keeps the resized images of all records; without it files are read every time. Masks always are.
+    cache: RamCache | None = None
 
     def __len__(self) -> int:
         return len(self.records)
@@ -203,14 +150,14 @@ class MultiModalDataset(Dataset[Sample]):
         record = self.records[row]
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
-            torch.default_generator.manual_seed(_seed_of(self._seed, key))
-            images = PerModality(*self._transform(resized))
+            torch.default_generator.manual_seed(_seed_of(self.seed, key))
+            images = PerModality(*self.transform(resized))
         for path, image in zip(record.paths, images, strict=True):
             if path is None:
                 image.zero_()
         mask = None
-        if self._mask_transform is not None and record.mask_path is not None:
-            mask = self._mask_transform(_read_image(record.mask_path, "mask", mode="L"))
+        if self.mask_transform is not None and record.mask_path is not None:
+            mask = self.mask_transform(_read_image(record.mask_path, "mask", mode="L"))
         return Sample(images, record, mask, unreadable)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
@@ -220,7 +167,7 @@ class MultiModalDataset(Dataset[Sample]):
             try:
                 return row, self._resized(row), tuple(failure.summary for failure in failures)
             except UnreadableImageError as error:
-                if not self._replace_unreadable:
+                if not self.replace_unreadable:
                     raise
                 failures.append(error)
         raise DatasetError(
@@ -230,13 +177,13 @@ class MultiModalDataset(Dataset[Sample]):
 
     def _resized(self, row: int) -> Tensor:
         """The images of a record, from the cache or from disk, (3, 3, H, W) bytes."""
-        if self._cache is not None and (kept := self._cache.get(row)) is not None:
+        if self.cache is not None and (kept := self.cache.get(row)) is not None:
             return kept
-        black = torch.zeros(3, *self._transform.size, dtype=torch.uint8)
+        black = torch.zeros(3, *self.transform.size, dtype=torch.uint8)
         images = read_images(self.records[row])
-        resized = torch.stack([black if image is None else self._transform.resize(image) for image in images])
-        if self._cache is not None:
-            self._cache.put(row, resized)
+        resized = torch.stack([black if image is None else self.transform.resize(image) for image in images])
+        if self.cache is not None:
+            self.cache.put(row, resized)
         return resized
 
     def _candidates(self, key: SampleKey) -> Iterator[int]:
@@ -248,7 +195,7 @@ class MultiModalDataset(Dataset[Sample]):
             for row, record in enumerate(self.records)
             if record.person_id == wanted.person_id and row != key.index
         ]
-        rng = np.random.default_rng((self._seed, key.epoch, key.index, key.draw))
+        rng = np.random.default_rng((self.seed, key.epoch, key.index, key.draw))
         yield from map(int, rng.permutation(others))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from typing_extensions import NamedTuple
 
 from datasets.dataset import DatasetError, Problem, Scan, Splits
-from structures import ImageRecord, Modality, PerModality, on_one_line
+from errors import on_one_line
+from structures import ImageRecord, Modality, PerModality
 
 IMAGE_ENDING = r"\.(?i:jpg|jpeg|png)"
 """The end of a file name, for regular expressions."""
@@ -30,19 +31,14 @@ class Labels(NamedTuple):
     scene_id: int = 0
 
 
+@dataclass(frozen=True)
 class Search:
-    """Lists the files below the folder of a data set and collects what is wrong. No file is opened.
+    """Lists the files below the folder of a data set and collects what is wrong. No file is opened."""
 
-    Attributes:
-        folder: of the data set.
-        test_only: leave the training split out.
-        problems: what was found so far.
-    """
-
-    def __init__(self, folder: Path, *, test_only: bool = False) -> None:
-        self.folder = folder
-        self.test_only = test_only
-        self.problems: list[Problem] = []
+    folder: Path  # of the data set
+    layout: str  # what the folder should hold, in words
+    test_only: bool = False  # leave the training split out
+    problems: list[Problem] = field(default_factory=list)  # what was found so far
 
     def note(self, kind: str, path: Path, what: str, subject: str = "") -> None:
         """Add a problem with the sentence "<subject><path below the data set's folder> <what>"."""
@@ -58,14 +54,9 @@ class Search:
         gallery: str,
         digits: int,
     ) -> Scan:
-        """Read each split once, and check that no identity is in training and test; see also `test_only`.
+        """Read the folder of each split once, and check that no identity is in training and test.
 
-        Args:
-            read: from the folder of a split to its records, with the identities on disk.
-            train: folder of the training split.
-            query: folder of the queries; may be that of the gallery.
-            gallery: folder of the gallery.
-            digits: how many digits an identity has in messages.
+        `query` may be the folder of the gallery. An identity has so many `digits` in messages.
         """
         wanted = dict.fromkeys((query, gallery) if self.test_only else (train, query, gallery))
         found = {train: (), **{name: tuple(read(self.folder / name)) for name in wanted}}
@@ -74,7 +65,8 @@ class Search:
             for person_id in sorted(trained & {record.person_id for record in found[name]}):
                 sentence = f"identity {person_id:0{digits}d} is in both {train} and {name}"
                 self.problems.append(Problem("identity", name, sentence))
-        return Scan(self.folder, found[train], found[query], found[gallery], tuple(self.problems))
+        records = found[train], found[query], found[gallery]
+        return Scan(self.folder, self.layout, *records, tuple(self.problems))
 
     def list_files(self, folder: Path) -> list[str]:
         """The names of the files in a folder, sorted."""
@@ -108,7 +100,9 @@ class Search:
         *,
         masks: str = "",
     ) -> list[ImageRecord]:
-        """The records of a folder with one folder per modality, in which a triple has one name.
+        """The records of a folder with one folder per modality, in which a triple has one name; sorted by it.
+
+        The missing files of an incomplete triple are among the problems.
 
         Args:
             folder: holds the folders.
@@ -116,9 +110,6 @@ class Search:
             parse: from a file name to its labels, or None if it has another form.
             example: a valid file name, for messages.
             masks: name of the folder of the masks, which need not exist. A mask is a .png of the same stem.
-
-        Returns:
-            sorted by name. The missing files of an incomplete triple are among the problems.
         """
         folders = {m: folder / kind for m in Modality if (kind := kinds.of(m)) is not None}
         found = {m: set(self.list_files(path)) for m, path in folders.items()}
@@ -173,24 +164,17 @@ class Search:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def to_splits(scan: Scan, layout: str) -> Splits:
-    """The records of a data set without problems, with training identities labelled from 0.
+def to_splits(scan: Scan) -> Splits:
+    """The records of a scan, with training identities labelled from 0; one `DatasetError` for all problems.
 
     Labels follow the order of the identities on disk; test identities keep their numbers.
-
-    Args:
-        scan: of the data set.
-        layout: what the folder should hold, for the message.
-
-    Raises:
-        DatasetError: the scan has problems. One error for all of them.
     """
     if scan.problems:
         count, more = len(scan.problems), len(scan.problems) - _PROBLEMS_SHOWN
         lines = [f"{count} problem{'s' * (count > 1)} with the data set in {on_one_line(scan.folder)}:"]
         lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
         lines += [f"  and {more} more"] * (more > 0)
-        raise DatasetError("\n".join([*lines, layout]))
+        raise DatasetError("\n".join([*lines, scan.layout]))
     train_ids = sorted({record.person_id for record in scan.train})
     labels = {person_id: label for label, person_id in enumerate(train_ids)}
     train = tuple(replace(record, person_id=labels[record.person_id]) for record in scan.train)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from datasets.dataset import Scan, Splits
-from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search, to_splits
+from datasets.dataset import Scan
+from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search
 from structures import ImageRecord
 
 _EXAMPLE = "0002_s002_v0_000.jpg"
@@ -23,14 +23,9 @@ _IMAGE_NAME = re.compile(
 )
 
 
-def read_msvr310(folder: Path, *, test_only: bool = False) -> Splits:
-    """The records of the three splits."""
-    return to_splits(scan_msvr310(folder, test_only=test_only), _LAYOUT)
-
-
 def scan_msvr310(folder: Path, *, test_only: bool = False) -> Scan:
     """The records, and all that is wrong with names and folders."""
-    search = Search(folder, test_only=test_only)
+    search = Search(folder, _LAYOUT, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         records = []

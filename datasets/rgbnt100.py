@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from datasets.dataset import Scan, Splits
-from datasets.layout import IMAGE_ENDING, Labels, Search, to_splits
+from datasets.dataset import Scan
+from datasets.layout import IMAGE_ENDING, Labels, Search
 from structures import ImageRecord, PerModality
 
 _PARENT = "rgbir"
@@ -22,17 +22,12 @@ _LAYOUT = (
 _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{1,6}})_c(?P<camera>[0-9]{{1,6}})(?![0-9])\w*{IMAGE_ENDING}")
 
 
-def read_rgbnt100(folder: Path, *, test_only: bool = False) -> Splits:
-    """The records of the three splits."""
-    return to_splits(scan_rgbnt100(folder, test_only=test_only), _LAYOUT)
-
-
 def scan_rgbnt100(folder: Path, *, test_only: bool = False) -> Scan:
     """The records, and all that is wrong with names and folders. Cameras count from 1 on disk, from 0 here.
 
     No file is opened, so a file that cannot be cut into three images is not found here.
     """
-    search = Search(folder, test_only=test_only)
+    search = Search(folder, _LAYOUT, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         paths = [split / name for name in search.list_files(split)]

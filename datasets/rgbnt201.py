@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from datasets.dataset import Scan, Splits
-from datasets.layout import IMAGE_ENDING, Labels, Search, to_splits
+from datasets.dataset import Scan
+from datasets.layout import IMAGE_ENDING, Labels, Search
 from structures import PerModality
 
 _TRAIN_FOLDER = "train_171"
@@ -21,14 +21,9 @@ _LAYOUT = (
 _IMAGE_NAME = re.compile(rf"(?P<person>[0-9]{{6}})_cam(?P<camera>[1-9])_\w+{IMAGE_ENDING}")
 
 
-def read_rgbnt201(folder: Path, *, test_only: bool = False) -> Splits:
-    """The records of both splits; all test triples are query and gallery at once."""
-    return to_splits(scan_rgbnt201(folder, test_only=test_only), _LAYOUT)
-
-
 def scan_rgbnt201(folder: Path, *, test_only: bool = False) -> Scan:
-    """The records, and all that is wrong with names and folders. Cameras count from 1 on disk only."""
-    search = Search(folder, test_only=test_only)
+    """The records, and all that is wrong with names and folders; all test triples are query and gallery."""
+    search = Search(folder, _LAYOUT, test_only=test_only)
     kinds = PerModality.build(lambda modality: modality.value)
     return search.scan(
         lambda split: search.pair(split, kinds, parse_name, _EXAMPLE, masks=_MASK_FOLDER),

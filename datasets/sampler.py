@@ -22,8 +22,8 @@ class IdentitySampler(Sampler[SampleKey]):
 
     Corner cases:
 
-    - An identity with fewer than K images gives one chunk: each of its images once, the rest of the places
-      filled with its images drawn at random with replacement. Repeats have different `SampleKey.draw`.
+    - An identity with fewer than K images gives one chunk: each of its images once, then images of it drawn
+      at random with replacement. Repeats have different `SampleKey.draw`.
     - An identity whose number of images is not a multiple of K leaves out the remainder, another one in each
       epoch.
     - When fewer than P identities have chunks left, these chunks are left out. Which ones depends on the
@@ -46,16 +46,8 @@ class IdentitySampler(Sampler[SampleKey]):
         rank: int = 0,
         num_processes: int = 1,
     ) -> None:
-        """Group the samples by identity.
-
-        Args:
-            person_ids: the identity of each sample, in the order of the data set.
-            num_instances: K, images per identity in a batch.
-            batch_size: P × K.
-            seed: non-negative.
-            rank: number of this process, from 0.
-            num_processes: must divide `batch_size`.
-        """
+        """Group the samples by identity; `person_ids` has that of each, in the order of the data set."""
+        # Check the sizes.
         if num_instances < 1 or batch_size < 1 or batch_size % num_instances:
             raise ValueError(f"a batch of {batch_size} cannot be made of {num_instances} images per identity")
         if batch_size % num_processes:
@@ -63,6 +55,7 @@ class IdentitySampler(Sampler[SampleKey]):
                 f"SOLVER.IMS_PER_BATCH ({batch_size}) must be a multiple of the number of processes "
                 f"({num_processes}), which share a batch; change it, or torchrun's --nproc_per_node"
             )
+        # Keep them, and find the samples of each identity.
         self._batch_size = batch_size
         self._part_size = batch_size // num_processes
         self._rank = rank

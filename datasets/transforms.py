@@ -27,13 +27,7 @@ class EvalTransform:
     interpolation = T.InterpolationMode.BILINEAR
 
     def __init__(self, *, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> None:
-        """Set up the steps.
-
-        Args:
-            size: height and width of the result.
-            mean: of each channel, for values in [0, 1].
-            std: of each channel, for values in [0, 1].
-        """
+        """`size` is height and width; `mean` and `std` are those of each channel, for values in [0, 1]."""
         self.size = size
         self._mean, self._std = list(mean), list(std)
 
@@ -67,17 +61,10 @@ class TrainTransform(EvalTransform):
         std: Sequence[float],
         shared: bool,
     ) -> None:
-        """Set up the steps.
+        """As `EvalTransform`; `padding` adds black pixels on each side before a crop of `size` is taken.
 
-        Args:
-            size: height and width of the result.
-            flip_prob: probability of a horizontal flip.
-            padding: black pixels added on each side before a crop of `size` is taken.
-            erase_prob: probability that a rectangle is replaced by standard normal noise.
-            mean: of each channel, for values in [0, 1].
-            std: of each channel, for values in [0, 1].
-            shared: flip and crop the three modalities alike, so that their pixels stay aligned. Erasing is
-                always drawn for each modality on its own.
+        With `shared`, the three modalities are flipped and cropped alike, so that their pixels stay aligned.
+        Erasing, which replaces a rectangle by standard normal noise, is drawn for each on its own.
         """
         super().__init__(size=size, mean=mean, std=std)
         self._padding = padding

@@ -24,16 +24,8 @@ def hold_out(splits: Splits, count: int, *, protocol: str, ids_per_batch: int) -
 
     Only identities that can be scored are taken: under the protocol, each of their triples has a positive.
     Of these, sorted by number, the choice is spread evenly. It depends on the data set and `count` alone:
-    runs with other seeds, options or numbers of processes train and validate on the same identities.
-
-    Args:
-        splits: as read.
-        count: identities to hold out.
-        protocol: see `RetrievalSet`.
-        ids_per_batch: identities of a training batch, which must be left.
-
-    Returns:
-        The splits; the identities left in training are numbered from 0 again, in the same order.
+    runs with other seeds, options or numbers of processes train and validate on the same identities. Those of
+    a training batch must be left, and are numbered from 0 again, in the same order.
     """
     # Which identities have triples in two groups?
     groups: defaultdict[int, set[Hashable]] = defaultdict(set)

@@ -9,8 +9,8 @@ import re
 from functools import partial
 from pathlib import Path
 
-from datasets.dataset import Scan, Splits
-from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search, to_splits
+from datasets.dataset import Scan
+from datasets.layout import IMAGE_ENDING, VIS_NI_TH, Labels, Search
 from structures import ImageRecord
 
 _EXAMPLE = "0001_v1_n0_000.jpg"
@@ -26,14 +26,9 @@ _CAMERA = re.compile(_NUMBER_AFTER.format(letter="v"))
 _TIME_OF_DAY = re.compile(_NUMBER_AFTER.format(letter="n"))
 
 
-def read_wmveid863(folder: Path, *, test_only: bool = False) -> Splits:
-    """The records of the three splits."""
-    return to_splits(scan_wmveid863(folder, test_only=test_only), _LAYOUT)
-
-
 def scan_wmveid863(folder: Path, *, test_only: bool = False) -> Scan:
     """The records, and all that is wrong with names and folders."""
-    search = Search(folder, test_only=test_only)
+    search = Search(folder, _LAYOUT, test_only=test_only)
 
     def read_split(split: Path) -> list[ImageRecord]:
         records = []

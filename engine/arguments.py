@@ -35,13 +35,7 @@ def _end_interrupted(_: int, __: FrameType | None) -> None:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: str = "the defaults") -> None:
-    """The arguments that all commands take.
-
-    Args:
-        parser: to add to.
-        default: what happens without --config_file, for the help.
-        base: what the settings of the file come after.
-    """
+    """The arguments that all commands take; the help names the `default` of --config_file, and its `base`."""
     parser.add_argument(
         "--config_file",
         metavar="FILE",

@@ -12,12 +12,10 @@ from torch.utils.tensorboard import SummaryWriter
 logger = logging.getLogger(__name__)
 
 
-def open_board(folder: Path, purge_step: int | None) -> SummaryWriter | None:
+def open_board(folder: Path, purge_step: int) -> SummaryWriter | None:
     """A writer of TensorBoard's files; None, with a warning, where they cannot be written.
 
-    Args:
-        folder: where the files lie.
-        purge_step: TensorBoard hides earlier points from this step on; None for a new run.
+    TensorBoard hides earlier points from `purge_step` on.
     """
     try:
         # A long queue, since a full one makes the step wait for the disk.

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from engine.files import write_atomically
+from errors import UserError, on_one_line
 from evaluation.result import scores_by_pattern
-from structures import BEST_ON, UserError, file_fault, is_whole, on_one_line
+from structures import BEST_ON
+from weight_file import file_fault, is_plain, is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -33,31 +35,22 @@ SCORES = ("mAP", "mINP", "rank_1", "rank_5", "rank_10")
 
 @dataclass
 class Progress:
-    """How far a run has come; with weights, optimiser and random states, all that a resumed run needs.
+    """How far a run has come; with weights, optimiser and random states, all that a resumed run needs."""
 
-    Attributes:
-        epoch: finished epochs.
-        steps_in_epoch: steps done in the epoch after those.
-        step: steps done in all.
-        best_map: best mAP so far, of the last return pattern.
-        sums: sums over the steps of the unfinished epoch, by name.
-        epochs: what metrics.json says of each finished epoch.
-        unreadable: training images that were replaced because they could not be read.
-        initial_weights: what the run started from: `random`, or a weight file; empty if it is not known.
-        initial_sha256: of that file; empty if there is none.
-        environments: what the run was computed with, see `describe_environment`; a resumed run adds what
-            has changed.
-    """
-
-    epoch: int = 0
-    steps_in_epoch: int = 0
-    step: int = 0
-    best_map: float = -1.0
+    epoch: int = 0  # finished epochs
+    steps_in_epoch: int = 0  # steps done in the epoch after those
+    step: int = 0  # steps done in all
+    best_map: float = -1.0  # best mAP so far, of the last return pattern
+    # Sums over the steps of the unfinished epoch, by name.
     sums: dict[str, float] = field(default_factory=dict)
+    # What metrics.json says of each finished epoch.
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    # Training images that were replaced because they could not be read.
     unreadable: list[str] = field(default_factory=list)
+    # What the run started from: `random`, or a weight file; empty if it is not known.
     initial_weights: str = ""
-    initial_sha256: str = ""
+    initial_sha256: str = ""  # of that file; empty if there is none
+    # What the run was computed with, see `describe_environment`; a resumed run adds what has changed.
     environments: list[dict[str, Any]] = field(default_factory=list)
 
     def as_metrics(self) -> dict[str, Any]:
@@ -90,11 +83,9 @@ def open_checkpoint(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) and content.get("format") == FORMAT else {}
 
 
-def describe_choice(path: Path) -> str:
-    """Which epoch the weights of a checkpoint are of, and how it was chosen; empty if the file cannot say."""
-    try:
-        content = open_checkpoint(path)
-    except UserError:
+def describe_choice(content: Mapping[str, Any]) -> str:
+    """Which epoch the weights of a checkpoint are of, and how it was chosen; empty if it cannot say."""
+    if content.get("format") != FORMAT:
         return ""
     progress, epoch, chosen_on = (content.get(name) for name in ("progress", "epoch", "chosen_on"))
     if isinstance(progress, Mapping) and isinstance(progress.get("epoch"), int):
@@ -191,13 +182,13 @@ def check_resumable_content(
     """Refuse the content of a checkpoint that is damaged, or does not fit the run that is to continue."""
     has_scaler = content.get("scaler") != {}  # only with mixed precision
     wanted = {
+        "model": model,
         "optimizer": _wanted_optimizer(content.get("optimizer"), optimizer),
         "scaler": dict.fromkeys(SCALER, lambda value: _is_number(value, at_least=0)) if has_scaler else {},
         "progress": _wanted_progress(content.get("progress")),
         "random": lambda states: _are_random_states(states, device),
         "config": str,
     }
-    check_model(content.get("model"), model)
     for name in wanted:
         _refuse(name, content.get(name), wanted[name])
 
@@ -243,7 +234,7 @@ def _fault(value: Any, wanted: Any) -> str:
 def _tensor_fault(value: Any, wanted: Tensor) -> str:
     if not isinstance(value, Tensor):
         return " is not a tensor"
-    if value.is_nested or value.layout != torch.strided or value.is_quantized or value.is_meta:
+    if not is_plain(value):
         return " is not a plain array of numbers"
     if value.shape != wanted.shape:
         return f" has shape {tuple(value.shape)}, not {tuple(wanted.shape)}"
@@ -298,17 +289,13 @@ def _are_records(epochs: list[Any], count: int) -> bool:
     try:
         json.dumps(epochs)
         numbers = [record["epoch"] for record in epochs]
-        splits = [record[name] for record in epochs for name in ("test", "validation") if name in record]
+        splits = [record[name] for record in epochs for name in BEST_ON if name in record]
         found = [list(scores_by_pattern(split).values()) for split in splits]
         scores = [pattern[name] for patterns in found for pattern in patterns for name in SCORES]
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return False
-    return (
-        numbers == list(range(1, len(epochs) + 1))
-        and len(epochs) == count
-        and all(found)
-        and all(map(_is_number, scores))
-    )
+    in_order = len(epochs) == count and numbers == list(range(1, count + 1))
+    return in_order and all(found) and all(map(_is_number, scores))
 
 
 def _are_random_states(states: Any, device: torch.device) -> bool:

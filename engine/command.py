@@ -13,7 +13,7 @@ from typing import NoReturn
 from engine.arguments import restore_interrupt
 from engine.interrupt import RunStopped
 from engine.runtime import setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.interrupt import stop_with_launcher
-from structures import UserError, on_one_line
+from errors import UserError, on_one_line
 
 T = TypeVar("T")
 
@@ -33,17 +33,11 @@ _LOST_CONTACT = re.compile(r"timed? ?out|closed by peer|connection reset", re.IG
 
 @dataclass(frozen=True)
 class World:
-    """The processes of a run, as torchrun describes them in the environment.
+    """The processes of a run, as torchrun describes them in the environment."""
 
-    Attributes:
-        rank: number of this process, from 0.
-        size: number of processes.
-        local_rank: number of this process on its machine; chooses the CUDA device.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    rank: int = 0  # number of this process, from 0
+    size: int = 1  # number of processes
+    local_rank: int = 0  # number of this process on its machine; chooses the CUDA device
 
     @staticmethod
     def from_environment() -> World:
@@ -75,6 +69,7 @@ class World:
         if self.size == 1:
             yield
             return
+        # Connect.
         stop_with_launcher()
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -86,6 +81,7 @@ class World:
             raise _environment_error(
                 f"{self.size} processes should meet at {place}, but did not ({on_one_line(str(error))[:200]})"
             ) from None
+        # Work; if contact is lost, say with whom.
         try:
             yield
         except RuntimeError as error:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from structures import UserError
+from errors import UserError
 
 TEMPORARY = r"\.\d+(-[0-9a-f]+)?\.tmp"
 """How the name of a half-written file ends, after a dot and the name of the file; a regular expression."""
@@ -42,10 +42,8 @@ def check_regular(path: Path) -> bool:
 def check_destination(path: Path, *, replaces: str | None = None, makes_folder: bool = False) -> None:
     """Refuse a path that cannot be written, or only over somebody else's file, before any work is done.
 
-    Args:
-        path: the file that will be written.
-        replaces: ending of the files that may be replaced, such as ".json"; None if there must be no file.
-        makes_folder: whether a missing folder will be made.
+    A file may be replaced if it ends in `replaces`, such as ".json". With `makes_folder`, its folder may be
+    missing.
     """
     _check_kind(path, replaces)
     folder = path.parent

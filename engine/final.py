@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from engine.checkpoint import check_model, open_checkpoint
-from engine.files import save_json
+from engine.files import save_arrays, save_json
+from engine.run_folder import QUERY_SCORES
 from engine.train import Trainer
 from evaluation.loop import Evaluate, Model, raw_pixels
 from evaluation.result import EvaluationResult, main_scores
@@ -27,13 +28,11 @@ def score_epochs(
     """Score the last epoch, the best one and the controls on the test split; all processes together.
 
     Where the epochs were evaluated on the test split, their scores are known already. Otherwise the test
-    split is read here, for the first time, and the model ends with the weights of the best epoch.
+    split is read here, for the first time, and the model ends with the weights of the best epoch. The main
+    process saves the score of every query, for comparisons of runs.
 
-    Args:
-        trainer: after `run`.
-        result: what `run` has returned.
-        test: `evaluate` on the test split.
-        untrained: the model before training; None for no controls.
+    `result` is what the trainer's `run` has returned, `test` evaluates on the test split, and `untrained` is
+    the model before training, or None for no controls.
 
     Returns:
         The last epoch, and all scores by name, as in `summary` of metrics.json.
@@ -51,7 +50,10 @@ def score_epochs(
     else:
         last = score(trainer.model)
         epoch, mean_ap = _load_best(trainer)
-        best = score(trainer.model).as_dict()
+        best_result = score(trainer.model)
+        _save_query_scores(trainer, "best", best_result)
+        best = best_result.as_dict()
+    _save_query_scores(trainer, "last", last)
     summary = {
         LAST_EPOCH: {**last.as_dict(), "epoch": epochs[-1]["epoch"]},
         BEST_ON[split]: {**best, "epoch": epoch, f"{split}_mAP": mean_ap},
@@ -63,13 +65,19 @@ def score_epochs(
     return last, summary
 
 
+def _save_query_scores(trainer: Trainer, checkpoint: str, result: EvaluationResult) -> None:
+    if trainer.world.is_main:
+        save_arrays(trainer.folder / QUERY_SCORES[checkpoint], result.query_arrays())
+
+
 def _load_best(trainer: Trainer) -> tuple[int, float]:
     """Fill the model of every process from best.pth; returns the epoch and the mAP that chose it."""
     choice = (0, 0.0)
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
-        check_model(content.get("model"), trainer.model.state_dict())
-        trainer.model.load_state_dict(content["model"])
+        weights = trainer.rename(content.get("model"))
+        check_model(weights, trainer.model.state_dict())
+        trainer.model.load_state_dict(weights)
         choice = content["epoch"], content["chosen_mAP"]
     trainer.world.share(trainer.model.state_dict().values())
     return trainer.world.gather_objects(choice)[0]
@@ -81,14 +89,7 @@ def write_metrics(
     summary: Mapping[str, Mapping[str, Any]],
     cost: Mapping[str, Any],
 ) -> None:
-    """Log the last and the best epoch and the controls; add them, the breakdown and the cost to metrics.json.
-
-    Args:
-        trainer: after `run`.
-        last: see `score_epochs`.
-        summary: see `score_epochs`.
-        cost: of the model, plain numbers.
-    """
+    """Log what `score_epochs` found; add it, the breakdown and the cost of the model to metrics.json."""
     found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
     # The table, with a sentence on how the best epoch was chosen.

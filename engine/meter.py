@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from engine.checkpoint import Progress
 from engine.distributed import World
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -52,23 +52,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of training.
+    """One step of training."""
 
-    Attributes:
-        epoch: of the step, from 1.
-        number: of the step in the run, from 1.
-        losses: by name, and their sum as `loss`.
-        previous: the losses of the step before.
-        accuracy: share of the samples whose identity the heads predict.
-        images: names of the images in the batch.
-    """
-
-    epoch: int
-    number: int
-    losses: Mapping[str, float]
-    previous: Mapping[str, float]
-    accuracy: float
-    images: Sequence[str]
+    epoch: int  # of the step, from 1
+    number: int  # of the step in the run, from 1
+    losses: Mapping[str, float]  # by name, and their sum as `loss`
+    previous: Mapping[str, float]  # the losses of the step before
+    accuracy: float  # share of the samples whose identity the heads predict
+    images: Sequence[str]  # names of the images in the batch
 
     def error(self, what: str) -> NonFiniteLossError:
         """The error for a loss or a gradient, `what`, that is not finite, and what to do."""
@@ -85,22 +76,15 @@ class Step:
 
 @dataclass(eq=False)
 class Meter:
-    """Records the steps: sums over the epoch, TensorBoard, and the text of log lines.
+    """Records the steps: sums over the epoch, TensorBoard, and the text of log lines."""
 
-    Attributes:
-        progress: how far the run has come; its `sums` are added to.
-        epochs: length of the run, for the estimate of the remaining time.
-        board: TensorBoard; None where another process writes.
-        lag: how many steps later the gradient norm of a step is read; on CUDA, reading it at once would
-            leave the device without work.
-        mixed_precision: steps whose gradients overflow are skipped; without it, such a step ends the run.
-    """
-
-    progress: Progress
-    epochs: int
-    board: SummaryWriter | None
+    progress: Progress  # how far the run has come; its `sums` are added to
+    epochs: int  # length of the run, for the estimate of the remaining time
+    board: SummaryWriter | None  # TensorBoard; None where another process writes
+    # How many steps later the gradient norm of a step is read; on CUDA, reading it at once would leave the
+    # device without work.
     lag: int
-    mixed_precision: bool
+    mixed_precision: bool  # steps whose gradients overflow are skipped; without it, such a step ends the run
 
     def __post_init__(self) -> None:
         self._norms: deque[tuple[Step, Reading]] = deque()
@@ -155,11 +139,8 @@ class Meter:
             )
         if skipped > MANY_SKIPPED * steps:
             logger.warning(
-                "epoch %d: mixed precision skipped %d of %d steps, whose gradients overflowed; if this "
-                "continues, set SOLVER.AMP False or lower SOLVER.BASE_LR",
-                epoch,
-                skipped,
-                steps,
+                f"epoch {epoch}: mixed precision skipped {skipped} of {steps} steps, whose gradients "
+                "overflowed; if this continues, set SOLVER.AMP False or lower SOLVER.BASE_LR"
             )
         return self.means()
 

@@ -18,18 +18,20 @@ from typing import IO
 from engine.distributed import World
 from engine.files import TEMPORARY, check_destination, check_regular, save_json, save_text, take_lock
 from engine.runtime import describe_software, setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 
 LIST = ".run_files.json"
 """In each run folder: the files that the run wrote, or is about to write, but for the log and the lock."""
-MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml")
-"""What every run writes."""
+QUERY_SCORES = {"last": "query_scores.npz", "best": "query_scores_best.npz"}
+"""The scores of every query by checkpoint; those of the best one only with a validation split."""
+MAIN_FILES = ("last.pth", "best.pth", "metrics.json", "config.yml", *QUERY_SCORES.values())
+"""What a run writes."""
 BOARD = "tensorboard"
 EVALUATION_BOARD = f"{BOARD}/evaluation"
 _RUN_FILE = (
-    r"last\.pth|best\.pth|metrics\.json|config\.yml|epoch_\d+\.pth"
+    r"last\.pth|best\.pth|metrics\.json|config\.yml|query_scores(_best)?\.npz|epoch_\d+\.pth"
     rf"|({BOARD}|{EVALUATION_BOARD})/events\.out\.tfevents\.[^/]+"
 )
 """What a list may name; anything else in it is not believed."""
@@ -41,12 +43,9 @@ os.register_at_fork(after_in_child=_locks.clear)
 
 
 def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the run folder, lock it, and log into it. Only the main process writes.
+    """Make the run folder, lock it, and log into it; only the main process does.
 
-    Args:
-        folder: where the run writes.
-        overwrite: the folder may hold an earlier run, which `reset_run_folder` removes.
-        resume: continue the run that the folder holds.
+    With `overwrite` it may hold an earlier run, which `reset_run_folder` removes; with `resume`, this one.
     """
     if overwrite and resume:
         raise UserError("--resume and --overwrite contradict each other; give one of them")
@@ -54,6 +53,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         setup_log()
         return
     try:
+        # Refuse a folder with a run in it, or in use, or with somebody else's files.
         earlier = _earlier_run(folder)
         if earlier and not (overwrite or resume):
             raise UserError(
@@ -63,6 +63,7 @@ def open_run_folder(folder: Path, *, overwrite: bool, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _lock(folder)
         _check_files(folder, resume=resume)
+        # Clean up after a killed run, and log.
         _remove_half_written(folder)
         check_regular(folder / "log.txt")
         setup_log(folder / "log.txt")
@@ -159,11 +160,8 @@ def _remove_half_written(folder: Path) -> None:
 def reset_run_folder(folder: Path, config: str, *, keep: bool, checkpoints: Sequence[str] = ()) -> None:
     """Once everything is ready: remove what an earlier run wrote, and nothing else; save the configuration.
 
-    Args:
-        folder: the run folder.
-        config: the configuration as YAML.
-        keep: do not remove anything, since the run continues.
-        checkpoints: names of the files that the run will keep besides last.pth and best.pth.
+    With `keep` the run continues, and nothing is removed. `checkpoints` are the names of the files that it
+    will keep besides last.pth and best.pth.
     """
     if not World.from_environment().is_main:
         return

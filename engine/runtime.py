@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from engine.distributed import World
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -113,12 +113,9 @@ def seed_everything(seed: int) -> None:
 
 
 def choose_device(name: str, device_id: str, local_rank: int | None = None) -> torch.device:
-    """The device that MODEL.DEVICE and MODEL.DEVICE_ID name.
+    """The device that MODEL.DEVICE names: `cuda`, `cpu`, or `auto` for CUDA where there is one.
 
-    Args:
-        name: `cuda`, `cpu`, or `auto` for CUDA where there is one.
-        device_id: number of the CUDA device, for a single process.
-        local_rank: number of this process among several; it takes the CUDA device of that number.
+    A single process takes the CUDA device that MODEL.DEVICE_ID names; of several, each takes its own number.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")

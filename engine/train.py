@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,19 +32,16 @@ from engine.interrupt import RunStopped, StopRequested, StopSwitch, leave_childr
 from engine.meter import Meter, NonFiniteLossError, Reading, Step, check_state, gradient_norm
 from engine.run_folder import BOARD, EVALUATION_BOARD, list_new_events, list_run_files
 from engine.runtime import compare_environments, describe_environment
+from errors import UserError
 from evaluation.loop import Evaluate
 from evaluation.result import EvaluationResult
-from structures import ModalBatch, ModelOutput, UserError
+from structures import ModalBatch, ModelOutput
 
 logger = logging.getLogger(__name__)
 
 
-class Loader(Protocol):
+class Loader(Iterable[ModalBatch], Sized, Protocol):
     """Batches of one epoch, their number known."""
-
-    def __iter__(self) -> Iterator[ModalBatch]: ...
-
-    def __len__(self) -> int: ...
 
 
 class Schedule(Protocol):
@@ -56,67 +53,47 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of training.
+    """The options of training."""
 
-    Attributes:
-        epochs: number of epochs.
-        clip_grad: largest gradient norm; 0 for no clipping.
-        mixed_precision: float16 on CUDA; the CPU always computes in float32.
-        log_period: steps between two log lines.
-        eval_period: epochs between two evaluations; the last epoch is always evaluated.
-        eval_split: what epochs are evaluated on, and the best is chosen by: `validation` or `test`.
-        checkpoint_period: also keep the weights of every n-th epoch; 0 for none.
-        config: the configuration as YAML, to be kept in the checkpoints.
-        data: what the model was built for, and fingerprints of the data, to be kept in the checkpoints.
-    """
-
-    epochs: int
-    clip_grad: float = 0.0
-    mixed_precision: bool = True
-    log_period: int = 10
-    eval_period: int = 1
+    epochs: int  # number of epochs
+    clip_grad: float = 0.0  # largest gradient norm; 0 for no clipping
+    mixed_precision: bool = True  # float16 on CUDA; the CPU always computes in float32
+    log_period: int = 10  # steps between two log lines
+    eval_period: int = 1  # epochs between two evaluations; the last epoch is always evaluated
+    # What epochs are evaluated on, and the best is chosen by: `validation` or `test`.
     eval_split: str = "test"
-    checkpoint_period: int = 0
-    config: str = ""
+    checkpoint_period: int = 0  # also keep the weights of every n-th epoch; 0 for none
+    config: str = ""  # the configuration as YAML, to be kept in the checkpoints
+    # What the model was built for, and fingerprints of the data, to be kept in the checkpoints.
     data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Trains a model, evaluates it, and keeps the last and the best weights.
+    """Trains a model, evaluates it, and keeps the last and the best weights."""
 
-    Attributes:
-        model: maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
-        criterion: maps an output and (B,) identities to named, weighted losses.
-        optimizer: over the model's parameters.
-        schedule: of the learning rates.
-        loader: training batches; with several processes, this one's part of each.
-        set_epoch: tells the sampler of the loader which epoch comes, and how many of its batches are done.
-        evaluate: scores the model on the split that `options` names, under one condition.
-        device: where the model is.
-        folder: the run folder.
-        options: see `TrainOptions`.
-        world: the processes of the run.
-        on_epoch: called with the number of each epoch, from 1, before it is trained.
-        draw_pictures: draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called
-            after each evaluation, in the main process. It must not change the model or draw random numbers.
-        progress: how far the run has come.
-    """
-
+    # Maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
     model: nn.Module
+    # Maps an output and (B,) identities to named, weighted losses.
     criterion: Callable[[ModelOutput, Tensor], dict[str, Tensor]]
-    optimizer: Optimizer
+    optimizer: Optimizer  # over the model's parameters
     schedule: Schedule
-    loader: Loader
+    loader: Loader  # training batches; with several processes, this one's part of each
+    # Tells the sampler of the loader which epoch comes, and how many of its batches are done.
     set_epoch: Callable[[int, int], None]
-    evaluate: Evaluate
-    device: torch.device
-    folder: Path
+    evaluate: Evaluate  # scores the model on the split that `options` names, under one condition
+    device: torch.device  # where the model is
+    folder: Path  # the run folder
     options: TrainOptions
-    world: World = field(default_factory=World)
+    world: World = field(default_factory=World)  # the processes of the run
+    # Called with the number of each epoch, from 1, before it is trained.
     on_epoch: Callable[[int], None] = lambda epoch: None
+    # Draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called after each
+    # evaluation, in the main process. It must not change the model or draw random numbers.
     draw_pictures: Callable[[], Mapping[str, Tensor]] = dict
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # how far the run has come
+    # Brings the weights in a checkpoint of an earlier version under the names of today.
+    rename: Callable[[Any], Any] = lambda weights: weights
 
     def __post_init__(self) -> None:
         on_cuda = self.device.type == "cuda"
@@ -135,6 +112,7 @@ class Trainer:
     def resume(self, content: Mapping[str, Any]) -> None:
         """Continue from the content of a checkpoint that `run` has written."""
         # Check everything before anything is touched.
+        content = {**content, "model": self.rename(content.get("model"))}
         check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
         progress = Progress(**content["progress"])
         self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length
@@ -339,14 +317,9 @@ class Trainer:
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
             (result,) = self.evaluate(self.model, check_stop=self._check_stop).values()
-        logger.info(
-            "epoch %d: %s mAP %.1f, Rank-1 %.1f (return pattern %d)",
-            epoch,
-            self.options.eval_split,
-            100 * result.main.mean_ap,
-            100 * result.main.rank(1),
-            max(result.ranking),
-        )
+        scores = f"mAP {100 * result.main.mean_ap:.1f}, Rank-1 {100 * result.main.rank(1):.1f}"
+        which = f"(return pattern {max(result.ranking)})"
+        logger.info("epoch %d: %s %s %s", epoch, self.options.eval_split, scores, which)
         return result
 
     def _show_evaluation(self, result: EvaluationResult, epoch: int) -> None:

@@ -22,11 +22,7 @@ def break_down(
 ) -> Breakdown:
     """Score the identities and the pairs of cameras by themselves.
 
-    Args:
-        retrieval: the queries, the gallery and the rule by which items are dropped, which holds here too.
-        metrics: the scores of the queries against the whole gallery.
-        query_cameras: (Q,).
-        gallery_cameras: (G,).
+    `metrics` are the scores against the whole gallery. The cameras are (Q,) and (G,).
     """
     pairs = []
     for camera in np.unique(gallery_cameras).tolist():

@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from yacs.config import CfgNode
 
+from errors import UserError
 from evaluation.loop import Evaluate, Processes, evaluate
 from evaluation.result import ScoringOptions
-from structures import MISSING_CONDITIONS, RetrievalSet, UserError
+from structures import MISSING_CONDITIONS, RetrievalSet
 
 
 def make_scoring(cfg: CfgNode) -> ScoringOptions:
@@ -23,12 +24,7 @@ def make_scoring(cfg: CfgNode) -> ScoringOptions:
 
 
 def find_conditions(cfg: CfgNode, missing: str | None = None) -> list[str]:
-    """The missing-modality conditions to evaluate: the one that TEST.MISS names, or all.
-
-    Args:
-        cfg: a configuration.
-        missing: `all`, or None.
-    """
+    """The missing-modality conditions to evaluate: the one that TEST.MISS names, or with `missing` all."""
     if missing is None:
         return ["complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS]
     if cfg.TEST.MISS != "nothing":

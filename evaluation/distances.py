@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from structures import UserError
+from errors import UserError
 
 
 class SquaredEuclidean:

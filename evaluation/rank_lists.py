@@ -7,26 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluation.distances import nearest_indices
-from evaluation.ranking import CHUNK_SIZE, Retrieval
+from evaluation.ranking import Retrieval
 
 
 @dataclass(frozen=True)
 class RankLists:
-    """For each of Q queries its nearest items and its nearest positive; dropped items are left out.
+    """For each of Q queries its nearest items and its nearest positive; dropped items are left out."""
 
-    Attributes:
-        items: (Q, top) the nearest items, as indices of the gallery, nearest first; -1 after the last.
-        distances: (Q, top) their distances; NaN after the last. Euclidean, or those of re-ranking.
-        positive_ranks: (Q,) the rank of the nearest positive, from 1, even if above `top`; 0 without one.
-        positives: (Q,) its index in the gallery; -1 without one.
-        positive_distances: (Q,) its distance; NaN without one.
-    """
-
+    # (Q, top) the nearest items, as indices of the gallery, nearest first; -1 after the last.
     items: np.ndarray
-    distances: np.ndarray
+    distances: np.ndarray  # (Q, top) their distances; NaN after the last. Euclidean, or those of re-ranking.
+    # (Q,) the rank of the nearest positive, from 1, even if above `top`; 0 without one.
     positive_ranks: np.ndarray
-    positives: np.ndarray
-    positive_distances: np.ndarray
+    positives: np.ndarray  # (Q,) its index in the gallery; -1 without one
+    positive_distances: np.ndarray  # (Q,) its distance; NaN without one
 
     def with_rows(self, gallery_rows: np.ndarray) -> RankLists:
         """The lists with `gallery_rows[index]` (G,) in place of each index; -1 stays."""
@@ -34,7 +28,7 @@ class RankLists:
         return replace(self, items=rows[self.items], positives=rows[self.positives])
 
 
-def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> RankLists:
+def nearest(retrieval: Retrieval, top: int) -> RankLists:
     """List the `top` nearest items of every query, or all there are, and its nearest positive."""
     num_queries = len(retrieval.query_ids)
     lists = RankLists(
@@ -44,7 +38,7 @@ def nearest(retrieval: Retrieval, top: int, *, chunk_size: int = CHUNK_SIZE) -> 
         positives=np.full(num_queries, -1),
         positive_distances=np.full(num_queries, np.nan),
     )
-    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries(chunk_size)):
+    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries()):
         items = nearest_indices(distances, top)
         lists.items[query, : len(items)] = items
         lists.distances[query, : len(items)] = retrieval.distances.between(query, items)

@@ -8,26 +8,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from errors import UserError
 from evaluation.distances import GivenDistances, SquaredEuclidean
-from structures import RankingMetrics, UserError
+from structures import RankingMetrics
 
-MAX_RANK = 50
+MAX_RANK = 50  # length of the CMC curve; a smaller gallery shortens it
 CHUNK_SIZE = 1024  # queries at once, unless CHUNK_BYTES asks for fewer
 CHUNK_BYTES = 2**28  # of the distances that are held at once
 
 
 class RankedQuery(NamedTuple):
-    """One query and its P positives, nearest first.
+    """One query and its P positives, nearest first."""
 
-    Attributes:
-        distances: (G,) to the gallery items; infinite where an item is dropped.
-        positives: (P,) their indices in the gallery.
-        ranks: (P,) from 1, ascending.
-    """
-
-    distances: np.ndarray
-    positives: np.ndarray
-    ranks: np.ndarray
+    distances: np.ndarray  # (G,) to the gallery items; infinite where an item is dropped
+    positives: np.ndarray  # (P,) their indices in the gallery
+    ranks: np.ndarray  # (P,) from 1, ascending
 
 
 @dataclass(frozen=True)
@@ -38,20 +33,13 @@ class Retrieval:
     are dropped; this also drops the query itself where the query is part of the gallery. The other items are
     ranked by distance, and items at equal distance by their index in the gallery. A positive is an item of
     the query's identity that is not dropped.
-
-    Attributes:
-        distances: from the queries to the gallery items.
-        query_ids: (Q,) identities.
-        gallery_ids: (G,) identities.
-        query_groups: (Q,) cameras or scenes.
-        gallery_groups: (G,) cameras or scenes.
     """
 
-    distances: SquaredEuclidean | GivenDistances
-    query_ids: np.ndarray
-    gallery_ids: np.ndarray
-    query_groups: np.ndarray
-    gallery_groups: np.ndarray
+    distances: SquaredEuclidean | GivenDistances  # from the queries to the gallery items
+    query_ids: np.ndarray  # (Q,) identities
+    gallery_ids: np.ndarray  # (G,) identities
+    query_groups: np.ndarray  # (Q,) cameras or scenes
+    gallery_groups: np.ndarray  # (G,) cameras or scenes
 
     def __post_init__(self) -> None:
         labels = ((self.query_ids, self.query_groups), (self.gallery_ids, self.gallery_groups))
@@ -71,10 +59,10 @@ class Retrieval:
             gallery_groups=self.gallery_groups[items],
         )
 
-    def ranked_queries(self, chunk_size: int = CHUNK_SIZE) -> Iterator[RankedQuery]:
-        """Each query in turn; the distances of at most `chunk_size` queries are held at once."""
+    def ranked_queries(self) -> Iterator[RankedQuery]:
+        """Each query in turn; the distances of at most `CHUNK_SIZE` queries are held at once."""
         num_queries, num_gallery = self.distances.shape
-        chunk_size = max(1, min(chunk_size, CHUNK_BYTES // (4 * num_gallery)))
+        chunk_size = max(1, min(CHUNK_SIZE, CHUNK_BYTES // (4 * num_gallery)))
         # The items with the identity of a query are by_id[start:end], in gallery order.
         by_id = np.argsort(self.gallery_ids, kind="stable")
         starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
@@ -101,30 +89,22 @@ def rank_positives(distances: np.ndarray, positives: np.ndarray) -> tuple[np.nda
     return positives, nearer + 1
 
 
-def score_queries(
-    retrieval: Retrieval, *, max_rank: int = MAX_RANK, chunk_size: int = CHUNK_SIZE
-) -> RankingMetrics:
-    """Rank the gallery for every query, and score the rankings; a query without a positive is skipped.
-
-    Args:
-        retrieval: queries, gallery and distances.
-        max_rank: length of the CMC curve; a smaller gallery shortens it to G.
-        chunk_size: the most queries that are ranked at once; fewer if the gallery is large.
-    """
+def score_queries(retrieval: Retrieval) -> RankingMetrics:
+    """Rank the gallery for every query, and score the rankings; a query without a positive is skipped."""
     num_queries, num_gallery = retrieval.distances.shape
     average_precisions, penalties = np.full((2, num_queries), np.nan)
     first_hits = np.zeros(num_queries, dtype=np.int64)
-    for query, (_, positives, ranks) in enumerate(retrieval.ranked_queries(chunk_size)):
+    for query, (_, positives, ranks) in enumerate(retrieval.ranked_queries()):
         if len(positives):
             average_precisions[query] = np.mean(np.arange(1, len(ranks) + 1) / ranks)
             penalties[query] = len(ranks) / ranks[-1]
             first_hits[query] = ranks[0]
-    return RankingMetrics(average_precisions, penalties, first_hits, min(max_rank, num_gallery))
+    return RankingMetrics(average_precisions, penalties, first_hits, min(MAX_RANK, num_gallery))
 
 
-def score_retrieval(retrieval: Retrieval, **options: int) -> RankingMetrics:
+def score_retrieval(retrieval: Retrieval) -> RankingMetrics:
     """As `score_queries`; a UserError if no query has a positive."""
-    metrics = score_queries(retrieval, **options)
+    metrics = score_queries(retrieval)
     if metrics.num_queries == 0:
         raise UserError(
             f"none of the {metrics.num_skipped} queries can be scored: the gallery has no image of the same "
@@ -141,12 +121,7 @@ def rank(
     gallery_ids: np.ndarray,
     query_groups: np.ndarray,
     gallery_groups: np.ndarray,
-    **options: int,
 ) -> RankingMetrics:
-    """Rank by the Euclidean distance of features, (Q, D) and (G, D), L2-normalised by the caller if wanted.
-
-    Labels as in `Retrieval`, options as in `score_queries`.
-    """
+    """Rank by the Euclidean distance of features, (Q, D) and (G, D); labels as in `Retrieval`."""
     distances = SquaredEuclidean(query_features, gallery_features)
-    retrieval = Retrieval(distances, query_ids, gallery_ids, query_groups, gallery_groups)
-    return score_retrieval(retrieval, **options)
+    return score_retrieval(Retrieval(distances, query_ids, gallery_ids, query_groups, gallery_groups))

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from scipy import sparse
 
+from errors import UserError
 from evaluation.distances import SquaredEuclidean, check_features, nearest_indices
-from structures import UserError
 
 CHUNK_SIZE = 8192  # rows of distances at once, unless CHUNK_BYTES asks for fewer
 CHUNK_BYTES = 2**29
@@ -22,9 +22,8 @@ def rerank(
     k1: int = 50,
     k2: int = 15,
     weight: float = 0.3,
-    chunk_size: int = CHUNK_SIZE,
 ) -> np.ndarray:
-    """Distances that also ask whether two items have the same neighbours.
+    """Distances that also ask whether two items have the same neighbours; a UserError for unusable input.
 
     Let N = Q + G: queries and gallery are one set, in which an item may appear twice.
 
@@ -47,26 +46,21 @@ def rerank(
         k1: neighbours that are looked at; all N if there are fewer.
         k2: neighbours whose weights are averaged, the item itself among them; 1 leaves the weights alone.
         weight: the share of the original distance, in [0, 1].
-        chunk_size: the most rows of the N x N distances that are held at once; fewer if N is large. Where one
-            chunk holds all of them, they are computed once instead of twice.
 
     Returns:
-        (Q, G) distances. Memory grows with N * (k1 * k2 + chunk_size) and with Q * G.
-
-    Raises:
-        UserError: if a side is empty, a feature is not finite, dimensions differ or an option cannot be used.
+        (Q, G) distances. Memory grows with N * (k1 * k2 + CHUNK_SIZE) and with Q * G.
     """
     if k1 < 1 or k2 < 1 or not 0 <= weight <= 1:
         raise UserError(
             f"re-ranking needs k1 and k2 of 1 or more and a weight between 0 and 1, not {k1}, {k2}, {weight}"
         )
     check_features(query_features, gallery_features)
-    # The N x N distances are made in chunks of rows, each row scaled.
+    # The N x N distances are made in chunks of rows, each row scaled; a single chunk only once.
     features = np.concatenate([query_features, gallery_features], dtype=np.float64)
     distances = SquaredEuclidean(features, features)
     norms = np.square(features).sum(axis=1, keepdims=True)
     num_queries, size = len(query_features), len(features)
-    chunk_size = max(1, min(chunk_size, CHUNK_BYTES // (8 * size)))
+    chunk_size = max(1, min(CHUNK_SIZE, CHUNK_BYTES // (8 * size)))
     chunks = [slice(start, start + chunk_size) for start in range(0, size, chunk_size)]
 
     @lru_cache(maxsize=1)

@@ -26,40 +26,25 @@ PATTERN = "pattern_"
 
 @dataclass(frozen=True)
 class ScoringOptions:
-    """How samples are compared.
+    """How samples are compared."""
 
-    Attributes:
-        normalise: L2-normalise the features; each return pattern as a whole, as DeMo does.
-        after_neck: take the features after the BNNeck instead of before.
-        re_rank: rank by the distances of k-reciprocal re-ranking instead of the Euclidean ones.
-    """
-
-    normalise: bool = True
-    after_neck: bool = False
-    re_rank: bool = False
+    normalise: bool = True  # L2-normalise the features; each return pattern as a whole, as DeMo does
+    after_neck: bool = False  # take the features after the BNNeck instead of before
+    re_rank: bool = False  # rank by the distances of k-reciprocal re-ranking instead of the Euclidean ones
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedSamples:
-    """S distinct triples, in the order in which they were encoded, on the CPU.
+    """S distinct triples, in the order in which they were encoded, on the CPU."""
 
-    Attributes:
-        features: of the return patterns 1 and 2, or 1 alone, each (S, D) in float32, not normalised.
-        person_ids: (S,) integers.
-        camera_ids: (S,) integers.
-        scene_ids: (S,) integers.
-        names: S file names; empty where the batches carry none.
-        triples: which of them are queries and gallery, and the protocol.
-        scoring: how they are compared.
-    """
-
+    # Of the return patterns 1 and 2, or 1 alone, each (S, D) in float32, not normalised.
     features: Mapping[int, Tensor]
-    person_ids: np.ndarray
-    camera_ids: np.ndarray
-    scene_ids: np.ndarray
-    names: tuple[str, ...]
-    triples: RetrievalSet
-    scoring: ScoringOptions
+    person_ids: np.ndarray  # (S,) integers
+    camera_ids: np.ndarray  # (S,) integers
+    scene_ids: np.ndarray  # (S,) integers
+    names: tuple[str, ...]  # S file names; empty where the batches carry none
+    triples: RetrievalSet  # which of them are queries and gallery, and the protocol
+    scoring: ScoringOptions  # how they are compared
     _re_ranked: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
@@ -95,20 +80,14 @@ class EncodedSamples:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult:
-    """All that one pass over the test triples tells, under one condition. Shares are in [0, 1].
+    """All that one pass over the test triples tells, under one condition. Shares are in [0, 1]."""
 
-    Attributes:
-        ranking: metrics by return pattern.
-        samples: what was encoded.
-        seconds: time to load, encode and rank, of all conditions together.
-        selection: kept-patch precision, where the model selects and the data set has masks.
-        slimming: kept-patch precision of the patches that slimming leaves, likewise.
-    """
-
-    ranking: Mapping[int, RankingMetrics]
-    samples: EncodedSamples
-    seconds: float
+    ranking: Mapping[int, RankingMetrics]  # metrics by return pattern
+    samples: EncodedSamples  # what was encoded
+    seconds: float  # time to load, encode and rank, of all conditions together
+    # Kept-patch precision, where the model selects and the data set has masks.
     selection: SelectionMetrics | None = None
+    # Kept-patch precision of the patches that slimming leaves, likewise.
     slimming: SelectionMetrics | None = None
 
     @property
@@ -154,6 +133,20 @@ class EvaluationResult:
             "scene_ids": samples.scene_ids,
             "is_query": np.isin(rows, samples.triples.query_rows),
             "is_gallery": np.isin(rows, samples.triples.gallery_rows),
+        }
+
+    def query_arrays(self) -> dict[str, np.ndarray]:
+        """The scores of the Q queries as plain arrays; a query without a positive has NaN and 0.
+
+        Returns:
+            `names` (Q,), `patterns`, and for each pattern `average_precisions_1` and `first_hits_1` (Q,).
+        """
+        names = np.array(self.samples.names or range(self.num_samples)).astype(str)
+        return {
+            "names": names[self.samples.triples.query_rows],
+            "patterns": np.array(list(self.ranking)),
+            **{f"average_precisions_{p}": metrics.average_precisions for p, metrics in self.ranking.items()},
+            **{f"first_hits_{p}": metrics.first_hits for p, metrics in self.ranking.items()},
         }
 
     def as_dict(self) -> dict[str, Any]:

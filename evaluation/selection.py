@@ -13,19 +13,13 @@ from structures import Modality, PerModality
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """How well the kept patches cover the person, all in [0, 1].
+    """How well the kept patches cover the person, all in [0, 1]."""
 
-    Attributes:
-        precision: share of the kept patches that lie on the person.
-        chance: what a random choice would reach: the share of all patches that lie on the person.
-        best: the best possible; below 1 where a person covers fewer patches than are kept.
-        same_indices: the precision if the patch indices that are kept most often were kept in every image. A
-            selection that is not above this knows where people stand, and does not look at the image.
-    """
-
-    precision: PerModality[float]
-    chance: float
-    best: float
+    precision: PerModality[float]  # share of the kept patches that lie on the person
+    chance: float  # what a random choice would reach: the share of all patches that lie on the person
+    best: float  # the best possible; below 1 where a person covers fewer patches than are kept
+    # The precision if the patch indices that are kept most often were kept in every image. A selection that
+    # is not above this knows where people stand, and does not look at the image.
     same_indices: PerModality[float]
 
     def as_dict(self) -> dict[str, float]:

@@ -65,13 +65,7 @@ def condition_name(condition: str) -> str:
 
 
 def results_text(weights: str, choice: str, results: Mapping[str, EvaluationResult]) -> str:
-    """The tables of one or several conditions, with a headline.
-
-    Args:
-        weights: the checkpoint.
-        choice: which epoch it holds, in words; empty if that is not known.
-        results: by condition; the first is shown in full.
-    """
+    """The tables of one or several conditions, the first in full, below the checkpoint and its epoch."""
     condition, result = next(iter(results.items()))
     without = f" without {condition_name(condition)}" if MISSING_CONDITIONS[condition] else ""
     text = f"result of {weights}{f' ({choice})' if choice else ''}{without}\n{result_table(result)}"

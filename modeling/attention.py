@@ -19,7 +19,8 @@ import torch
 from timm.models.vision_transformer import Attention, VisionTransformer
 from torch import Tensor, nn
 
-from structures import ModalBatch, Modality, PerModality, UserError
+from errors import UserError
+from structures import ModalBatch, Modality, PerModality
 
 if TYPE_CHECKING:
     from modeling.reid_model import MultiModalReID
@@ -56,8 +57,7 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
 class ClassAttentionReader:
     """Reads how much the class token attends to each token in one block, without a second computation.
 
-    Args:
-        attention: of the block; a hook that is registered once keeps its queries and keys until `read`.
+    A hook that is registered once keeps the queries and keys of the block until `read`.
     """
 
     def __init__(self, attention: Attention) -> None:
@@ -102,11 +102,7 @@ def roll_out(attentions: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def attention_rollout(model: MultiModalReID, batch: ModalBatch) -> PerModality[Tensor]:
-    """How much of each patch reaches the class token of its modality.
-
-    Args:
-        model: in evaluation mode.
-        batch: B triples, on the model's device.
+    """How much of each patch reaches the class token of its modality; the model is in evaluation mode.
 
     Returns:
         (B, N) for each modality, not negative. The sum over the patches is at most 1; the rest is what the

@@ -14,9 +14,10 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from errors import UserError
 from modeling.attention import ClassAttentionReader, attention_layers
 from modeling.slimming import Slimming, SlimTokens
-from structures import SlimmedPatches, UserError
+from structures import SlimmedPatches
 
 CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from structures import UserError, file_fault, is_whole, on_one_line
+from errors import UserError, on_one_line
+from weight_file import file_fault, is_plain, is_whole
 
 CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Entries under which training programs keep the weights."""
@@ -34,13 +35,9 @@ REMEDIES = {
 
 
 def read_content(path: str | Path, *, key: str = "") -> Any:
-    """Read a weight file; the format is told by content, not by name.
+    """Read a weight file, which the setting `key` names; the format is told by content, not by name.
 
     Understands safetensors, TorchScript archives (OpenAI's CLIP) and what `torch.save` writes.
-
-    Args:
-        path: of the file.
-        key: the setting that names it, for messages.
     """
     path = Path(path)
     if fault := file_fault(path):
@@ -68,7 +65,8 @@ def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
     if not tensors:
         raise WeightsError(f"weight file {path} holds no tensors by name, so it is not a checkpoint")
     for name, tensor in tensors.items():
-        if not is_plain(tensor):
+        # One that is expanded claims memory that the file does not have.
+        if not is_plain(tensor) or tensor.untyped_storage().nbytes() < tensor.nbytes:
             raise WeightsError(
                 f"weight file {path} is damaged: {on_one_line(name)} is not a plain array of numbers"
             )
@@ -77,13 +75,6 @@ def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
     return {
         name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
     }
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor holds each of its numbers: not sparse, nested, quantised, or without content."""
-    if tensor.is_nested or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        return False
-    return tensor.untyped_storage().nbytes() >= tensor.numel() * tensor.element_size()
 
 
 def _decode(content: bytes, path: Path) -> Any:

@@ -137,12 +137,7 @@ def _compile(template: str) -> re.Pattern[str]:
 def rename(
     state: dict[str, Tensor], rules: Iterable[Rule], *, to_ours: bool = True
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Translate the entries of a checkpoint by the first rule that fits each.
-
-    Args:
-        state: entries by name.
-        rules: see `Rule`.
-        to_ours: direction; False translates from our names.
+    """Translate the entries of a checkpoint by the first rule that fits each, to our names or from them.
 
     Returns:
         The translated entries, and the names that no rule fits.

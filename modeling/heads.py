@@ -6,14 +6,7 @@ from structures import HeadOutput, Role
 
 
 class BNNeckHead(nn.Module):
-    """BatchNorm with a frozen zero bias, then a classifier without bias.
-
-    Args:
-        name: name of the head, for losses and reports.
-        dim: D, width of the feature.
-        num_classes: number of training identities.
-        role: what the feature is for.
-    """
+    """BatchNorm with a frozen zero bias, then a classifier without bias; D is `dim`."""
 
     def __init__(self, name: str, dim: int, num_classes: int, *, role: Role) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 from yacs.config import CfgNode
 
+from errors import UserError
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
@@ -20,7 +21,7 @@ from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
 from modeling.slimming import Slimming
-from structures import Modality, UserError
+from structures import Modality
 
 logger = logging.getLogger(__name__)
 
@@ -43,25 +44,16 @@ RESERVED = {"slimming", *dir(nn.ModuleDict)}
 
 
 def register_branch(name: str, build: BranchBuilder) -> None:
-    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it.
-
-    Args:
-        name: of the builder, for messages.
-        build: see `BranchBuilder`.
-    """
+    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it."""
     if name in _builders:
         raise ValueError(f"there is a branch {name!r} already; choose another name")
     _builders[name] = build
 
 
 def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> MultiModalReID:
-    """Build the network that `cfg` describes, with random weights.
+    """Build the network that `cfg` describes, with random weights, for so many identities, cameras and views.
 
-    Args:
-        cfg: a configuration, see config/schema.py.
-        num_class: number of training identities.
-        camera_num: number of cameras, for MODEL.SIE_CAMERA.
-        view_num: number of views (scenes), for MODEL.SIE_VIEW.
+    A view is a scene. Only MODEL.SIE_CAMERA and MODEL.SIE_VIEW need cameras and views.
     """
     # The backbone, with a row of its camera embedding for each camera, view, or pair of both.
     options = cfg.MODEL
@@ -96,28 +88,21 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     return model
 
 
-def warn_random_start(cfg: CfgNode, initial_weights: str) -> str:
-    """Log that a run starts from random weights, unless its backbone is made for it; returns the remark.
-
-    Args:
-        cfg: a configuration.
-        initial_weights: what the run starts from: `random`, or a file.
-    """
+def warn_random_start(cfg: CfgNode, initial_weights: str) -> None:
+    """Log that a run starts from `random` weights, unless its backbone is made for it."""
     name = cfg.MODEL.TRANSFORMER_TYPE
     if initial_weights != "random" or name == TINY_STEM:
-        return ""
+        return
     remedy = "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T"
     if name == CLIP_VIT_B16:
         remedy = (
             "add MODEL.PRETRAIN_PATH_T pretrained/ViT-B-16.pt, CLIP's file from OpenAI's release (DeMo's own "
             "files do not name it, since DeMo's code does)"
         )
-    remark = (
+    logger.warning(
         f"this run trains {name} from random weights, while published results start from pre-trained ones; "
         f"{remedy}"
     )
-    logger.warning(remark)
-    return remark
 
 
 def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:

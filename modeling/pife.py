@@ -8,11 +8,7 @@ from structures import Modality, PerModality
 
 
 class PIFE(nn.Module):
-    """One reduction 2C -> C per modality (DeMo's `GLOBAL_LOCAL`).
-
-    Args:
-        dim: C.
-    """
+    """One reduction 2C -> C per modality (DeMo's `GLOBAL_LOCAL`); C is `dim`."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from modeling.backbone import Backbone
 from modeling.branches import Branch
-from modeling.checkpoint_names import with_current_names
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from structures import ModalBatch, Modality, ModalTokens, ModelOutput, PerModality, Selection, SlimmedPatches
@@ -61,12 +60,6 @@ class MultiModalReID(nn.Module):
         )
         self.num_views = num_views
         self.use_cameras = use_cameras
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As torch's; entries of version 1 are known by their old names too."""
-        return super().load_state_dict(with_current_names(state_dict), strict, assign)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch of training comes, from 1; slimming may depend on it."""

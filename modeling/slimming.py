@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modeling.seps.sdtps import choose, min_max_normalise
+from structures import Modality
 
 SCORES = ("attention", "cosine")
 """What a class token says of a patch: how much it attends to it, or how similar it is to it."""
@@ -70,7 +71,6 @@ class Slimming(nn.Module):
         gumbel_tau: temperature of the Gumbel softmax.
         warmup_epochs: in training, the share falls from 1 in the first epoch to `keep_ratio` in the epoch
             after these; see `set_epoch`.
-        num_modalities: M.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class Slimming(nn.Module):
         use_gumbel: bool = False,
         gumbel_tau: float = 1.0,
         warmup_epochs: int = 0,
-        num_modalities: int = 3,
     ) -> None:
         super().__init__()
         if score not in SCORES:
@@ -93,7 +92,6 @@ class Slimming(nn.Module):
         self.use_gumbel = use_gumbel
         self.gumbel_tau = gumbel_tau
         self.warmup_epochs = warmup_epochs
-        self.num_modalities = num_modalities
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch of training comes, from 1."""
@@ -148,7 +146,7 @@ class Slimming(nn.Module):
         own, extra = min_max_normalise(said).split([count, said.shape[1] - count], dim=1)
         if not self.cross_modal:
             return own, extra
-        there = present.view(self.num_modalities, -1).to(own.dtype)  # (M, B)
+        there = present.view(len(Modality), -1).to(own.dtype)  # (M, B)
         by_cosine = self.score_kind == "cosine"
         others = self._cosine_of_others(state, there) if by_cosine else self._same_index(own, state, there)
         num_others = (there.sum(dim=0) - there).flatten().unsqueeze(1)  # (M * B, 1)
@@ -157,17 +155,17 @@ class Slimming(nn.Module):
     def _same_index(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of what the other modalities say of their patch of the same index, (M * B, n)."""
         said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.indices, own)  # (M * B, N)
-        said = said.unflatten(0, (self.num_modalities, -1)) * there.unsqueeze(-1)  # (M, B, N)
+        said = said.unflatten(0, (len(Modality), -1)) * there.unsqueeze(-1)  # (M, B, N)
         others = said.sum(dim=0) - said
         return others.flatten(0, 1).gather(1, state.indices)
 
     def _cosine_of_others(self, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of the similarities with the class tokens of the other modalities, (M * B, n)."""
-        patches = F.normalize(state.patches.float(), dim=-1).unflatten(0, (self.num_modalities, -1))
-        guides = F.normalize(state.prefix[:, 0].float(), dim=-1).unflatten(0, (self.num_modalities, -1))
+        patches = F.normalize(state.patches.float(), dim=-1).unflatten(0, (len(Modality), -1))
+        guides = F.normalize(state.prefix[:, 0].float(), dim=-1).unflatten(0, (len(Modality), -1))
         said = min_max_normalise(torch.einsum("mbnc,obc->ombn", patches, guides))  # guide o, patches of m
         said = said * there[:, None, :, None]
-        own = torch.stack([said[m, m] for m in range(self.num_modalities)])
+        own = torch.stack([said[m, m] for m in range(len(Modality))])
         return (said.sum(dim=0) - own).flatten(0, 1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from structures import UserError
+from errors import UserError
 
 
 def import_extra(name: str) -> Any:

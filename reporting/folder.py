@@ -23,7 +23,7 @@ from typing import Any
 
 from PIL import Image
 
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ReportFolder:
 
 
 def _check_target(path: Path) -> None:
-    """Refuse a place that holds anything but an earlier report."""
+    """Refuse a path that holds anything but an earlier report."""
     if path.is_symlink():
         raise UserError(
             f"{path} is a symbolic link, which is left alone; name the folder itself for --report"
@@ -217,11 +217,11 @@ def _recover(target: Path) -> None:
 
 
 def _remove_report(replaced: Path, target: Path) -> None:
-    """Remove the files of a report that was replaced; others move to the same place in the new one."""
+    """Remove the files of a report that was replaced; others move to the same path in the new one."""
     ours = _read_list(replaced) or set()
-    for place, folders, files in os.walk(replaced):
-        if not (folders or files) and Path(place) != replaced:  # somebody's, and empty
-            (target / Path(place).relative_to(replaced)).mkdir(parents=True, exist_ok=True)
+    for folder, folders, files in os.walk(replaced):
+        if not (folders or files) and Path(folder) != replaced:  # somebody's, and empty
+            (target / Path(folder).relative_to(replaced)).mkdir(parents=True, exist_ok=True)
     for path in _files_of(replaced):
         name = path.relative_to(replaced).as_posix()
         if name not in ours or path.is_symlink():
@@ -230,9 +230,9 @@ def _remove_report(replaced: Path, target: Path) -> None:
             path.unlink(missing_ok=True)
     if ours:  # the list comes last: a process that is killed before leaves it to the next
         (replaced / LIST).unlink(missing_ok=True)
-    for place, _, _ in os.walk(replaced, topdown=False):
+    for folder, _, _ in os.walk(replaced, topdown=False):
         with suppress(OSError):  # it holds a file that could not be moved
-            os.rmdir(place)
+            os.rmdir(folder)
 
 
 def _move(path: Path, destination: Path) -> None:

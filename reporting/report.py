@@ -104,10 +104,12 @@ class ReportWriter:
         Returns:
             The page to open.
         """
+        # The ranked lists.
         for condition, result in tqdm(results.items(), desc="report", unit="condition", leave=False):
             for pattern, lists in result.rank_lists(LIST_LENGTH).items():
                 content = ranking_data(result.ranking[pattern], lists)
                 self._folder.write_data(f"ranking_{condition}_{pattern}", content)
+        # What the page shows at once.
         main = next(iter(results.values()))
         summary = {
             "title": self.about.title,

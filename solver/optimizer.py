@@ -29,16 +29,7 @@ def parameter_groups(
 
     The backbone learns at `backbone_lr`, biases and all. Elsewhere weights learn at `base_lr`, biases at
     `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at twice `base_lr`. Biases have a weight
-    decay of their own everywhere. Frozen parameters are left out.
-
-    Args:
-        model: its parameter names decide.
-        base_lr: rate outside the backbone.
-        backbone_lr: rate of the backbone.
-        bias_lr_factor: factor on the rate of biases outside the backbone.
-        weight_decay: of everything but biases.
-        weight_decay_bias: of biases.
-        large_fc_lr: twice the rate for classifiers.
+    decay of their own everywhere. Frozen parameters are left out. The names of the parameters decide.
 
     Returns:
         Groups with `name`, `params`, `lr` and `weight_decay`, in the order of their first parameter.
@@ -72,15 +63,10 @@ def _join(kinds: list[str]) -> str:
 
 
 def build_optimizer(name: str, groups: list[dict[str, Any]], *, momentum: float) -> Optimizer:
-    """Make an optimiser for the groups of `parameter_groups`.
+    """Make an optimiser, Adam, AdamW or SGD with `momentum`, for the groups of `parameter_groups`.
 
     Where torch has a fused kernel, one call updates all tensors of a group. On CUDA it also lets mixed
     precision leave out a step without asking the host.
-
-    Args:
-        name: Adam, AdamW or SGD.
-        groups: each with its own `lr` and `weight_decay`.
-        momentum: for SGD only.
     """
     devices = {parameter.device.type for group in groups for parameter in group["params"]}
     fused = devices <= FUSED_DEVICES or None  # None: torch chooses among its other ways

@@ -25,15 +25,8 @@ def build_schedule(
 
     Without `proportional_warmup` the two ends are the same for every group, as in DeMo: a backbone whose own
     rate is below 0.1 * `base_lr` starts above it and falls during the warm-up. With it, every group goes from
-    0.1 to 0.001 of its *own* rate, so that the groups keep their ratios all the way.
-
-    Args:
-        optimizer: its groups hold their own rates in `lr`.
-        epochs: length of the training.
-        base_lr: the rate that the two ends refer to.
-        warmup_epochs: length of the warm-up; 0 for none.
-        noise: as DeMo does, multiply the rate of each epoch but the last by a seeded factor in 1 ± 0.67.
-        proportional_warmup: see above.
+    0.1 to 0.001 of its *own* rate, so that the groups keep their ratios all the way. With `noise`, as
+    in DeMo, the rate of each epoch but the last is multiplied by a seeded factor in 1 ± 0.67.
     """
     if proportional_warmup:
         # timm multiplies the scheduled rate by `lr_scale`, so every group follows the curve of `base_lr`.

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from config import load_config
 from engine.files import check_destination
-from structures import UserError
+from errors import UserError
 from studies.pages import check_summary_folder, markdown, short_table, write_block, write_summary
-from studies.run_folder import RunState, changed_settings, check_runs, is_trained, thread_counts
-from studies.scores import has_scores, score_queries
+from studies.run_folder import RunState, changed_keys, check_runs, thread_counts
 from studies.spec import StudySpec, read_spec
 from studies.summary import RunResult, Summary, read_result, summarise
 
@@ -63,21 +62,15 @@ def compare_runs(first: Path, second: Path, *, pattern: int | None, output: Path
     """Compare two finished runs, query by query."""
     if first.resolve() == second.resolve():
         raise UserError(f"compare takes two different runs, not {first} twice")
-    for folder in (first, second):
-        if not is_trained(folder):
-            raise UserError(f"{folder} does not hold a finished run (a metrics.json with a summary)")
-    for folder in (first, second):
-        if not has_scores(folder):
-            score_queries(folder)
+    # One pair of runs: the seeds, equal or not, are not compared.
+    results = {"A": {0: read_result(first, pattern)}, "B": {0: read_result(second, pattern)}}
     # What differs before training.
-    changed = changed_settings(first, load_config(second / "config.yml"))
+    changed = changed_keys(first, load_config(second / "config.yml"))
     listed = "\n".join(f"  {key}: {old!r} → {new!r}" for key, (old, new) in changed.items())
-    logger.info("settings that differ from A to B\n%s", listed or "  none")
+    logger.info("keys that differ from A to B\n%s", listed or "  none")
     threads = [thread_counts(folder) for folder in (first, second)]
     if threads[0] != threads[1] and all(threads):
         logger.warning("A was trained with %s threads and B with %s, which alone changes a model", *threads)
-    # One pair of runs: the seeds, equal or not, are not compared.
-    results = {"A": {0: read_result(first, pattern)}, "B": {0: read_result(second, pattern)}}
     title = f"B, {second}, against A, {first}"
     _show(Summary(title, "A", summarise(results, "A"), num_wanted=1, pattern=pattern), output)
 

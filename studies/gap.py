@@ -10,11 +10,10 @@ import argparse
 import logging
 from pathlib import Path
 
-import numpy as np
-
-from structures import UserError
+from errors import UserError
 from studies.bootstrap import paired_bootstrap
-from studies.scores import QueryScores, read_scores
+from studies.run_folder import QueryScores, read_scores
+from studies.summary import stack_precisions
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +30,8 @@ def main(args: argparse.Namespace) -> None:
             f"{args.variants[0]} and {args.variants[1]} were trained with"
         )
     logger.info("seeds that all have: %s", ", ".join(seeds))
-    if len({tuple(side[seed].names) for side in sides for seed in seeds}) > 1:
-        raise UserError(
-            "the studies have different queries; only studies of the same queries can be compared"
-        )
     # The gaps, each from arrays (S, Q), and their difference.
-    arrays = [100 * np.stack([side[seed].average_precisions for seed in seeds]) for side in sides]
+    arrays = stack_precisions([[side[seed] for seed in seeds] for side in sides])
     for name, pair in zip(names, (arrays[:2], arrays[2:]), strict=True):
         logger.info("%s − %s, mAP: %s in %s", *args.variants, paired_bootstrap(*pair), name)
     growth = paired_bootstrap(arrays[2] - arrays[3], arrays[0] - arrays[1])

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.files import check_destination, make_folder, save_bytes, save_json, save_text
+from errors import UserError
 from reporting.extra import import_extra
-from structures import UserError
-from studies.bootstrap import WORDS, Difference
+from studies.bootstrap import WORDS
 from studies.summary import MODALITIES, Summary, VariantSummary
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
@@ -101,13 +100,7 @@ def short_table(summary: Summary) -> str:
 
 
 def write_block(page: Path, study: str, content: str) -> None:
-    """Replace what stands in a page between `<!-- study NAME -->` and `<!-- end -->`.
-
-    Args:
-        page: a Markdown file.
-        study: the name.
-        content: what to put there.
-    """
+    """Put `content` between `<!-- study NAME -->` and `<!-- end -->` in a page."""
     try:
         text = page.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -129,15 +122,10 @@ def markdown(summary: Summary) -> str:
     of_epochs = EPOCH_WORDS[summary.epoch].format(f"epoch {', '.join(map(str, epochs))}")
     runs = "Mean ± standard deviation over seeds." if summary.num_wanted > 1 else "One run each."
     columns = ["mAP", "R-1", "on person", "GFLOPs", "minutes"]
-    measured = [
-        [
-            v.name,
-            f"{len(v.results)} of {summary.num_wanted}",
-            *_cells(v, *columns),
-            ", ".join(map(str, v.patterns)),
-        ]
-        for v in summary.variants
-    ]
+    measured = []
+    for v in summary.variants:
+        seeds, patterns = f"{len(v.results)} of {summary.num_wanted}", ", ".join(map(str, v.patterns))
+        measured.append([v.name, seeds, *_cells(v, *columns), patterns])
     blocks = [
         f"# {summary.title}",
         f"{runs} The numbers are those of the {of_epochs}, and of {summary.pattern_words}.",
@@ -156,8 +144,8 @@ def markdown(summary: Summary) -> str:
         pairs = [v.differences["mAP"].num_seeds if v.differences else 0 for v in others]
         header = ["variant", "Δ mAP [95 %]", "mAP is", "Δ R-1 [95 %]", "R-1 is", "pairs of seeds"]
         compared = [
-            [variant.name, *_differences(variant, "mAP", "R-1"), str(count)]
-            for variant, count in zip(others, pairs, strict=True)
+            [v.name, *_differences(v, "mAP", "R-1"), str(count)]
+            for v, count in zip(others, pairs, strict=True)
         ]
         blocks += [f"## Difference to {summary.reference}", markdown_table(header, compared)]
         blocks += [METHOD, ONE_SEED] if 1 in pairs else [METHOD]
@@ -166,6 +154,7 @@ def markdown(summary: Summary) -> str:
 
 def draw(summary: Summary) -> Figure:
     """Left mAP of every run, with mean and standard deviation; right the difference with its interval."""
+    # The axes, with a row per variant.
     count = len(summary.variants)
     figure: Figure = import_extra("matplotlib.figure").Figure(
         figsize=(8.0, 1.1 + 0.34 * count), layout="constrained"
@@ -176,6 +165,7 @@ def draw(summary: Summary) -> Figure:
     for axes in (left, right):
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
+    # The runs at the left, the differences at the right.
     for row, variant in enumerate(summary.variants):
         values = variant.values("mAP")
         left.plot(values, [row] * len(values), "o", color="#0072B2", markersize=3.5, alpha=0.6)
@@ -183,19 +173,13 @@ def draw(summary: Summary) -> Figure:
             spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
             left.errorbar(np.mean(values), row, xerr=spread, fmt="|k", markersize=12, capsize=3)
         if difference := variant.differences.get("mAP"):
-            _draw_difference(right, row, difference)
+            colour, middle = COLOURS[difference.word], (difference.estimate, row)
+            right.plot([difference.low, difference.high], [row, row], color=colour, linewidth=2)
+            right.plot(*middle, "o", color=colour, markersize=5)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            look = {"color": colour, "fontsize": 7, "ha": "center", "xytext": (0, 6), "bbox": box}
+            right.annotate(difference.word, middle, textcoords="offset points", **look)
     right.axvline(0, color="black", linewidth=0.8)
     left.set_xlabel("mAP: runs, mean ± standard deviation")
     right.set_xlabel(f"difference to {summary.reference} in mAP, 95 % interval")
     return figure
-
-
-def _draw_difference(axes: Axes, row: int, difference: Difference) -> None:
-    colour = COLOURS[difference.word]
-    axes.plot([difference.low, difference.high], [row, row], color=colour, linewidth=2)
-    axes.plot(difference.estimate, row, "o", color=colour, markersize=5)
-    axes.annotate(
-        difference.word, (difference.estimate, row), color=colour, fontsize=7, ha="center",
-        textcoords="offset points", xytext=(0, 6),
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-    )  # fmt: skip

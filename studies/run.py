@@ -11,27 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Lock
+from typing import NamedTuple
 
 from engine.files import check_regular, save_json, take_lock
 from engine.interrupt import RunStopped, StopRequested, StopSwitch
-from structures import UserError
+from errors import UserError
 from studies.compare import write_study
 from studies.pages import check_summary_folder
-from studies.run_folder import CONSOLE, RECORD, Run, RunState, check_runs, read_record
+from studies.run_folder import CONSOLE, RECORD, TRAINER, Run, RunState, check_runs, read_record
 from studies.spec import StudySpec, read_spec
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parent.parent
 LINES_SHOWN = 12  # of the output of a failed run
-
-MakeCommand = Callable[[Run], list[str]]
-"""What a process of a run is started with."""
 
 
 def main(args: argparse.Namespace) -> None:
@@ -57,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
         raise UserError(f"the study folder {spec.output} cannot be written: {error.strerror}") from None
     if lock is None:
         raise UserError(f"{spec.output} is in use by another study; wait for it, or change output")
-    # Train, score and sum up, while nobody else works on the study.
+    # Train and sum up, while nobody else works on the study.
     with lock:
         try:
             failures = StudyRunner(spec.runs, spec.devices[:jobs] or [None] * jobs, threads).execute()
@@ -77,7 +72,7 @@ def main(args: argparse.Namespace) -> None:
 def list_runs(spec: StudySpec, jobs: int, threads: int) -> None:
     """Log what would run."""
     states = [f"{run.name:<40} {run.state.value}" for run in spec.runs]
-    untrained = [run for run in spec.runs if run.state in (RunState.NEW, RunState.INTERRUPTED)]
+    untrained = [run for run in spec.runs if run.state is not RunState.DONE]
     commands = [f"python {shlex.join(train_command(run)[1:])}" for run in untrained]
     left = sum(run.epochs_left for run in untrained)
     logger.info("%d runs in %s, compared with %s", len(spec.runs), spec.output, spec.reference)
@@ -88,30 +83,29 @@ def list_runs(spec: StudySpec, jobs: int, threads: int) -> None:
 def train_command(run: Run) -> list[str]:
     """train_net.py, resumed where a checkpoint is saved."""
     how = "--resume" if run.state is RunState.INTERRUPTED else "--overwrite"
-    program = run.program or ROOT / "train_net.py"
+    program = run.program or ROOT / TRAINER
     return [sys.executable, str(program), how, "--config_file", str(run.config_file), *run.words]
 
 
-def score_command(run: Run) -> list[str]:
-    """The evaluation that keeps the score of each query."""
-    cfg = run.cfg
-    command = [sys.executable, "-m", "studies.scores", run.epoch, str(run.program or "")]
-    overrides = ["DATASETS.ROOT_DIR", cfg.DATASETS.ROOT_DIR, "MODEL.DEVICE_ID", cfg.MODEL.DEVICE_ID]
-    return [*command, str(run.folder), *overrides]
+class Job(NamedTuple):
+    """A training process."""
+
+    run: Run
+    device: str | None
+    process: subprocess.Popen[bytes]
+    earlier: list[float | None]  # seconds of the earlier processes of the run
+    start: float
 
 
 class StudyRunner:
-    """Brings every run of a study to its end: trained, and its queries scored.
-
-    One thread per device waits for the processes of one run after another.
+    """Trains every run of a study to its end.
 
     Args:
         runs: in the order in which they start.
         devices: the CUDA device of each of the runs at once; None where there is no choice.
         threads: CPU threads of each process.
         train: makes the command that trains a run.
-        score: makes the command that scores the queries of a trained run.
-        poll_seconds: between two looks at signals.
+        poll_seconds: between two looks at processes and signals.
     """
 
     def __init__(
@@ -120,20 +114,14 @@ class StudyRunner:
         devices: Sequence[str | None],
         threads: int,
         *,
-        train: MakeCommand = train_command,
-        score: MakeCommand = score_command,
+        train: Callable[[Run], list[str]] = train_command,
         poll_seconds: float = 0.5,
     ) -> None:
-        self.runs, self.jobs, self.threads = runs, len(devices), threads
-        self.train, self.score, self.poll_seconds = train, score, poll_seconds
+        self.runs, self.threads, self.train, self.poll_seconds = runs, threads, train, poll_seconds
         self.failures: dict[str, str] = {}  # name of the run -> reason
-        self._free: SimpleQueue[str | None] = SimpleQueue()
-        for device in devices:
-            self._free.put(device)
-        self._lock = Lock()  # over what follows
         self.num_finished = 0
-        self._active: dict[str, subprocess.Popen[bytes]] = {}  # by the name of the run
-        self._stopping = False
+        self._free = list(devices)
+        self._jobs: list[Job] = []
         self._switch = StopSwitch()
 
     def execute(self) -> dict[str, str]:
@@ -142,27 +130,32 @@ class StudyRunner:
         Raises:
             RunStopped: a signal asked to stop, and the training processes have saved.
         """
-        with self._switch.listen(), ThreadPoolExecutor(self.jobs) as pool:
-            pending: set[Future[None]] = set()
+        with self._switch.listen():
             try:
+                # Start runs as long as devices are free, and take note of those that end.
                 self._wait_for_earlier_processes()
                 left = [run for run in self.runs if run.state is not RunState.DONE]
                 self.num_finished = len(self.runs) - len(left)
-                pending = {pool.submit(self._finish, run) for run in left}
-                while pending:
-                    done, pending = wait(pending, timeout=self.poll_seconds)
-                    for future in done:
-                        future.result()  # raises what is a defect
-                    self._check_signal()
+                while left or self._jobs:
+                    while left and self._free:
+                        self._start(left.pop(0))
+                    self._pause()
+                    for job in [job for job in self._jobs if job.process.poll() is not None]:
+                        self._finish(job)
             except StopRequested:
                 logger.warning("waiting until the runs have saved; a second signal ends them at once")
-                self._end_processes(subprocess.Popen.terminate)
-                wait(pending)
+                for job in self._jobs:
+                    job.process.terminate()
+                for job in list(self._jobs):
+                    self._finish(job)
+                # All have saved: say what is left to do.
                 number = self._switch.signal or signal.SIGTERM
                 kept = f"{self.num_finished} of {len(self.runs)} runs are finished and will not be repeated"
                 raise RunStopped(f"the study was stopped by {number.name}; {kept}", 128 + number) from None
             finally:  # nothing is left, unless after a defect or a second signal
-                self._end_processes(lambda process: os.killpg(process.pid, signal.SIGKILL))
+                for job in self._jobs:
+                    with suppress(ProcessLookupError):
+                        os.killpg(job.process.pid, signal.SIGKILL)
         return self.failures
 
     def _wait_for_earlier_processes(self) -> None:
@@ -172,84 +165,67 @@ class StudyRunner:
             if not told:
                 logger.warning("waiting for runs that an earlier start has left: %s", ", ".join(busy))
             told = True
-            time.sleep(self.poll_seconds)
-            self._check_signal()
+            self._pause()
 
-    def _check_signal(self) -> None:
+    def _pause(self) -> None:
+        time.sleep(self.poll_seconds)
         if self._switch.signal is not None:
             raise StopRequested
 
-    def _finish(self, run: Run) -> None:
-        """Train and score a run on a free device, and log how it ended; nothing once the study stops."""
-        if self._stopping:
-            return
-        device = self._free.get()
-        try:
-            reason = self._train_and_score(run, device)
-        except (UserError, OSError) as error:  # of this run; the others continue
-            reason = str(error)
-        finally:
-            self._free.put(device)
-        if reason is None:
-            with self._lock:
-                self.num_finished += 1
-            logger.info("%s is finished: %d of %d runs", run.name, self.num_finished, len(self.runs))
-        elif not self._stopping:
-            self.failures[run.name] = reason
-            console = run.folder / CONSOLE
-            lines = console.read_text(errors="replace").splitlines() if console.is_file() else []
-            shown = "\n".join(f"    {line}" for line in lines[-LINES_SHOWN:])
-            message = "%s failed: %s; the others continue. The end of %s:\n%s"
-            logger.error(message, run.name, reason, console, shown)
-
-    def _train_and_score(self, run: Run, device: str | None) -> str | None:
-        """Returns why the run failed, or None."""
-        run.folder.mkdir(parents=True, exist_ok=True)
-        if (state := run.state) is not RunState.TRAINED:
-            logger.info("%s: training", run.name)
-            # Record the time of this process after those of earlier ones; it is not known if the study dies.
-            earlier = read_record(run.folder).get("seconds", []) if state is RunState.INTERRUPTED else []
-            record = {"program": run.program_name, "seconds": [*earlier, None]}
-            save_json(run.folder / RECORD, record)
-            start = time.perf_counter()
-            status = self._call(self.train(run), run, device)
-            save_json(run.folder / RECORD, {**record, "seconds": [*earlier, time.perf_counter() - start]})
-            if status != 0:
-                return f"training ended with status {status}"
-            if run.state not in (RunState.TRAINED, RunState.DONE):
-                return "training ended well, but without a result"
-        if run.state is RunState.TRAINED:
-            logger.info("%s: scoring the queries", run.name)
-            status = self._call(self.score(run), run, device)
-            if status != 0:
-                return f"scoring the queries ended with status {status}"
-        return None if run.state is RunState.DONE else "scoring the queries ended well, but without a result"
-
-    def _call(self, command: Sequence[str], run: Run, device: str | None) -> int | None:
-        """Start a process of a run and wait for its end; returns its status, or None if the study stops."""
+    def _start(self, run: Run) -> None:
+        """Start to train a run on a free device."""
+        # What the process sees.
+        device = self._free[0]
         chosen = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         threads = {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        with (run.folder / CONSOLE).open("ab") as console, self._lock:
-            if self._stopping:
-                return None
-            process = self._active[run.name] = subprocess.Popen(
-                command,
-                env={**os.environ, **threads, **chosen, "PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the study alone, which then stops its processes
-            )
-        status = process.wait()
-        with self._lock:
-            del self._active[run.name]
-        return status
+        try:
+            # The time of this process is not known if the study dies.
+            run.folder.mkdir(parents=True, exist_ok=True)
+            earlier = read_record(run.folder).get("seconds", []) if run.state is RunState.INTERRUPTED else []
+            _record(run, [*earlier, None])
+            with (run.folder / CONSOLE).open("ab") as console:
+                process = subprocess.Popen(
+                    self.train(run),
+                    env={**os.environ, **threads, **chosen, "PYTHONPATH": path},
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C reaches the study alone, which then stops its processes
+                )
+        except (UserError, OSError) as error:  # of this run; the others continue
+            self._fail(run, str(error))
+            return
+        logger.info("%s: training", run.name)
+        self._free.remove(device)
+        self._jobs.append(Job(run, device, process, earlier, time.perf_counter()))
 
-    def _end_processes(self, end: Callable[[subprocess.Popen[bytes]], None]) -> None:
-        """Start no more processes, and end those that run."""
-        with self._lock:
-            self._stopping = True
-            for process in self._active.values():
-                with suppress(ProcessLookupError):
-                    end(process)
+    def _finish(self, job: Job) -> None:
+        """Wait for a process and log how its run ended. A run that was asked to stop did not fail."""
+        run, status = job.run, job.process.wait()
+        self._jobs.remove(job)
+        self._free.append(job.device)
+        try:
+            _record(run, [*job.earlier, time.perf_counter() - job.start])
+            is_done = run.state is RunState.DONE
+        except (UserError, OSError) as error:
+            self._fail(run, str(error))
+            return
+        if status == 0 and is_done:
+            self.num_finished += 1
+            logger.info("%s is finished: %d of %d runs", run.name, self.num_finished, len(self.runs))
+        elif self._switch.signal is None:
+            without = "training ended well, but without a result"
+            self._fail(run, f"training ended with status {status}" if status else without)
+
+    def _fail(self, run: Run, reason: str) -> None:
+        self.failures[run.name] = reason
+        console = run.folder / CONSOLE
+        lines = console.read_text(errors="replace").splitlines() if console.is_file() else []
+        shown = "\n".join(f"    {line}" for line in lines[-LINES_SHOWN:])
+        message = "%s failed: %s; the others continue. The end of %s:\n%s"
+        logger.error(message, run.name, reason, console, shown)
+
+
+def _record(run: Run, seconds: list[float | None]) -> None:
+    save_json(run.folder / RECORD, {"program": run.program_name, "seconds": seconds})

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from yacs.config import CfgNode
 
 from config import load_config
 from config.compare import HARMLESS
 from config.schema import flatten
 from engine.files import take_lock
-from structures import UserError
-from studies.scores import has_scores
+from engine.run_folder import QUERY_SCORES
+from errors import UserError
+from structures import BEST_ON, LAST_EPOCH
 
+EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
+"""By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""
+TRAINER = "train_net.py"
 RECORD = "study.json"
 """In each run folder: the program that trained it, and the seconds of each of its training processes."""
 CONSOLE = "console.txt"
@@ -29,7 +34,6 @@ class RunState(Enum):
 
     NEW = "to be trained"
     INTERRUPTED = "to be resumed"
-    TRAINED = "trained; the queries are to be scored"
     DONE = "finished"
 
 
@@ -44,7 +48,7 @@ class Run:
     words: tuple[str, ...]  # the overrides, `KEY VALUE …`
     cfg: CfgNode  # the configuration that they give
     program: Path | None = None  # what trains in place of train_net.py
-    epoch: str = "last"  # whose queries are scored: `last` or `best`
+    epoch: str = "last"  # which is compared: `last` or `best`
 
     @property
     def name(self) -> str:
@@ -54,7 +58,7 @@ class Run:
     @property
     def program_name(self) -> str:
         """What trains, for the record."""
-        return str(self.program or "train_net.py")
+        return str(self.program or TRAINER)
 
     @property
     def epochs_left(self) -> int:
@@ -64,9 +68,9 @@ class Run:
 
     @property
     def state(self) -> RunState:
-        """What its folder says."""
-        if is_trained(self.folder):
-            return RunState.DONE if has_scores(self.folder, self.epoch) else RunState.TRAINED
+        """What its folder says. A run without the scores of its queries is resumed, which makes them."""
+        if is_trained(self.folder) and (self.folder / QUERY_SCORES[self.epoch]).is_file():
+            return RunState.DONE
         return RunState.INTERRUPTED if (self.folder / "last.pth").is_file() else RunState.NEW
 
     def is_in_use(self) -> bool:
@@ -87,14 +91,14 @@ def check_runs(runs: Sequence[Run], threads: int | None) -> None:
         if run.state is RunState.NEW:  # nothing of it will be used
             continue
         # Configuration and program.
-        changed = changed_settings(run.folder, run.cfg)
+        changed = changed_keys(run.folder, run.cfg)
         before = read_record(run.folder).get("program", run.program_name)
         if before != run.program_name:
             changed["program"] = (before, run.program_name)
         if changed:
             listed = ", ".join(f"{key} was {old!r} and is {new!r} now" for key, (old, new) in changed.items())
             raise UserError(
-                f"{run.folder} was trained with other settings than the study asks for: {listed}; "
+                f"{run.folder} was trained in another way than the study asks for: {listed}; "
                 "change the study back, name another output, or delete that folder"
             )
         # Threads.
@@ -114,8 +118,8 @@ def thread_counts(folder: Path) -> list[int]:
     return sorted({entry["threads"] for entry in (read_metrics(folder) or {}).get("environments", [])})
 
 
-def changed_settings(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
-    """The settings of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
+def changed_keys(folder: Path, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
+    """The values of a run that alter its result and differ from `cfg`, as {key: (of the run, of cfg)}.
 
     A key that the run does not know yet, because it is younger, has its default.
     """
@@ -129,12 +133,18 @@ def is_trained(folder: Path) -> bool:
 
 
 def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list[Path]]:
-    """The folders of the trained runs by variant; of all variants if none is named."""
+    """The folders of the trained runs by variant, to evaluate them; of all variants if none is named."""
     names = variants or sorted(path.name for path in study.glob("*") if path.is_dir())
     runs = {name: sorted(filter(is_trained, (study / name).glob("seed_*"))) for name in names}
     for name in names or [""]:
         if not runs.get(name):
             raise UserError(f"{study / name} holds no finished runs; name a folder that `studies run` made")
+        for folder in runs[name]:
+            if (program := read_record(folder).get("program", TRAINER)) != TRAINER:
+                raise UserError(
+                    f"{folder} was trained by {program}, whose patches an evaluation alone does not have; "
+                    "name other --variants"
+                )
     return runs
 
 
@@ -149,6 +159,36 @@ def read_metrics(folder: Path) -> dict[str, Any] | None:
 def read_record(folder: Path) -> dict[str, Any]:
     """What the study has recorded about a run; empty for runs that no study has made."""
     return _read_json(folder / RECORD) or {}
+
+
+class QueryScores(NamedTuple):
+    """The scores of a run with one return pattern, of the Q queries that have a positive in the gallery."""
+
+    pattern: int
+    names: np.ndarray  # of the files, (Q,)
+    average_precisions: np.ndarray  # (Q,), in [0, 1]
+    first_hits: np.ndarray  # rank of the first positive, (Q,), from 1
+
+
+def read_scores(folder: Path, pattern: int | None = None, epoch: str = "last") -> QueryScores:
+    """The scores of the queries of a run, in its last or best epoch.
+
+    They are those of the last return pattern, unless the model has the one that is asked for.
+    """
+    path = folder / QUERY_SCORES[epoch]
+    again = f"`python train_net.py --config_file {folder}/config.yml --resume OUTPUT_DIR {folder}` makes it"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            patterns = [int(number) for number in arrays["patterns"]]
+            chosen = pattern if pattern in patterns else patterns[-1]
+            names, hits = arrays["names"], arrays[f"first_hits_{chosen}"]
+            precisions = arrays[f"average_precisions_{chosen}"]
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; {again}") from None
+    except (OSError, ValueError, EOFError, KeyError):
+        raise UserError(f"{path} cannot be read; delete it: {again} again") from None
+    scored = ~np.isnan(precisions)
+    return QueryScores(chosen, names[scored], precisions[scored], hits[scored])
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

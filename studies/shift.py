@@ -17,8 +17,9 @@ from torch import Tensor
 
 from datasets.build import build_test_data
 from engine.build import make_device
+from errors import UserError
 from evaluation.selection import kept_patch_precision, most_kept_indices, patch_foreground
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 from studies.pages import markdown_table, show_mean
 from studies.run_folder import finished_runs
 from trained import load_trained

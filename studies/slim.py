@@ -20,10 +20,10 @@ from config import load_config
 from datasets.build import EvaluationData, build_test_data
 from engine.build import make_device
 from engine.files import check_destination, make_folder, save_json
+from errors import UserError
 from evaluation.build import make_evaluate
 from modeling.cost import count_multiply_adds
 from reporting.extra import import_extra
-from structures import UserError
 from studies.pages import markdown_table, save_figure, show_mean
 from trained import load_trained
 

@@ -15,9 +15,9 @@ import yaml
 from config import ConfigError, load_config
 from config.schema import flatten, show
 from config.strict_yaml import YamlFileError, compose_yaml
-from structures import RETURN_PATTERNS, UserError, on_one_line
-from studies.run_folder import Run
-from studies.scores import EPOCHS
+from errors import UserError, on_one_line
+from structures import RETURN_PATTERNS
+from studies.run_folder import EPOCHS, Run
 
 KEYS = ("base", "overrides", "variants", "seeds", "jobs", "devices", "threads", "output", "pattern", "epoch")
 SHARED = "_BASE_"
@@ -171,7 +171,7 @@ def _check_variants(runs: list[Run]) -> None:
             )
         trained_with = f"{run.program} {dict(flatten(run.cfg)) | {'OUTPUT_DIR': ''}}"
         if trained_with in seen:
-            raise SpecError(f"the variants {seen[trained_with]!r} and {run.variant!r} have the same settings")
+            raise SpecError(f"the variants {seen[trained_with]!r} and {run.variant!r} are the same")
         seen[trained_with] = run.variant
 
 

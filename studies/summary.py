@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from structures import RETURN_PATTERNS, Modality, UserError
+from errors import UserError
+from structures import RETURN_PATTERNS, Modality
 from studies.bootstrap import Difference, paired_bootstrap
-from studies.run_folder import read_metrics, read_record
-from studies.scores import EPOCHS, QueryScores, read_scores
-
-logger = logging.getLogger(__name__)
+from studies.run_folder import EPOCHS, QueryScores, read_metrics, read_record, read_scores
 
 MODALITIES = tuple(modality.value for modality in Modality)
-TOLERANCE = 0.05  # percent of mAP by which a repeated evaluation may differ
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,16 @@ class VariantSummary:
         """The epochs that the numbers are from."""
         return sorted({result.epoch for result in self.results.values()})
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for summary.json."""
+        return {
+            "name": self.name,
+            "patterns": self.patterns,
+            "epochs": self.epochs,
+            "runs": {str(seed): result.measures for seed, result in self.results.items()},
+            "differences": {m: {**asdict(d), "word": d.word} for m, d in self.differences.items()},
+        }
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -82,24 +88,12 @@ class Summary:
             "reference": self.reference,
             "epoch": EPOCHS[self.epoch],
             "pattern": self.pattern_words,
-            "variants": [
-                {
-                    "name": variant.name,
-                    "patterns": variant.patterns,
-                    "epochs": variant.epochs,
-                    "runs": {str(seed): result.measures for seed, result in variant.results.items()},
-                    "differences": {
-                        measure: {**asdict(found), "word": found.word}
-                        for measure, found in variant.differences.items()
-                    },
-                }
-                for variant in self.variants
-            ],
+            "variants": [variant.as_dict() for variant in self.variants],
         }
 
 
 def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunResult:
-    """What the last or the best epoch of a finished run whose queries are scored has reached."""
+    """What the last or the best epoch of a finished run has reached."""
     # What training has written.
     metrics = read_metrics(folder)
     if metrics is None or "summary" not in metrics:
@@ -107,13 +101,8 @@ def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunRe
     if EPOCHS[epoch] not in metrics["summary"]:
         raise UserError(f"{folder / 'metrics.json'} has no entry {EPOCHS[epoch]!r}; repeat the run")
     found = metrics["summary"][EPOCHS[epoch]]
-    # What scoring the queries has given must agree with it.
     scores = read_scores(folder, pattern, epoch)
     ranking = found[f"pattern_{scores.pattern}"]
-    again = 100 * float(scores.average_precisions.mean())
-    if abs(again - ranking["mAP"]) > TOLERANCE:
-        message = "%s: mAP was %.2f after training and %.2f when the queries were scored"
-        logger.warning(message, folder, ranking["mAP"], again)
     # All measures, by the name of their column.
     kept = {name: found.get("kept_patch_precision", {}).get(name) for name in MODALITIES}
     known = [value for value in kept.values() if value is not None]
@@ -137,6 +126,14 @@ def summarise(results: Mapping[str, Mapping[int, RunResult]], reference: str) ->
     ]
 
 
+def stack_precisions(sides: Sequence[Sequence[QueryScores]]) -> list[np.ndarray]:
+    """The average precisions of S runs on each side, (S, Q) in percent; all must have the same queries."""
+    names = sides[0][0].names
+    if not all(np.array_equal(scores.names, names) for side in sides for scores in side):
+        raise UserError("the runs have different queries; only runs with the same queries can be compared")
+    return [100 * np.stack([scores.average_precisions for scores in side]) for side in sides]
+
+
 def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -> dict[str, Difference]:
     """The differences of mAP, R-1 and kept patches on the person, over the seeds that both variants have.
 
@@ -147,12 +144,8 @@ def compare(runs: Mapping[int, RunResult], reference: Mapping[int, RunResult]) -
         return {}
     # The scores of the queries, (S, Q) on each side.
     pairs = [[side[seed].scores for seed in seeds] for side in (runs, reference)]
-    for scores in (*pairs[0], *pairs[1]):
-        if not np.array_equal(scores.names, pairs[0][0].names):
-            raise UserError("the runs have different queries; only runs on the same test set can be compared")
-    precisions = [100 * np.stack([scores.average_precisions for scores in side]) for side in pairs]
     hits = [100.0 * np.stack([scores.first_hits == 1 for scores in side]) for side in pairs]
-    found = {"mAP": paired_bootstrap(*precisions), "R-1": paired_bootstrap(*hits)}
+    found = {"mAP": paired_bootstrap(*stack_precisions(pairs)), "R-1": paired_bootstrap(*hits)}
     # The kept patches, (S, 1) on each side.
     kept = [[[side[seed].measures["on person"]] for seed in seeds] for side in (runs, reference)]
     on_person = [np.array(side, dtype=float) for side in kept]

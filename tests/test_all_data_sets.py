@@ -18,8 +18,9 @@ from conftest import ROOT
 from datasets.build import build_data, scan_data
 from datasets.dataset import Sample
 from datasets.sources import SOURCES
+from errors import UserError
 from miniatures import MINIATURES, PLACES, TEST_IDS, TRAIN_IDS, draw_miniature, draw_triple, save
-from structures import ImageRecord, Modality, UserError
+from structures import ImageRecord, Modality
 
 each_set = pytest.mark.parametrize("name", MINIATURES)
 
@@ -90,8 +91,7 @@ def test_two_epochs_and_an_evaluation(name: str, root: Path, tmp_path: Path) -> 
 @each_set
 def test_bundle(name: str, root: Path) -> None:
     data = build_data(small_config(name, root))
-    assert (data.num_classes, data.num_cameras) == (6, 2)
-    assert data.num_views == (2 if name in ("MSVR310", "WMVeID863") else 0)
+    assert data.split.sizes == (6, 2, 2 if name in ("MSVR310", "WMVeID863") else 0)
     assert data.test.protocol == ("scene" if name == "MSVR310" else "camera")
     train, test = records_of(data.train_loader), records_of(data.test.loader)
     assert len(train) == 24
@@ -144,7 +144,7 @@ def test_the_published_settings_of_each_set(name: str, variant: str) -> None:
 
 def test_views_can_be_embedded_where_there_are_scenes(root: Path) -> None:
     cfg = small_config("MSVR310", root, "MODEL.SIE_VIEW", "True")
-    assert build_data(cfg).num_views == 2
+    assert build_data(cfg).split.num_views == 2
 
 
 def draw_mine(root: Path) -> None:
@@ -178,7 +178,7 @@ def test_the_reader_of_the_data_page(tmp_path: Path) -> None:
     cfg = small_config("MSVR310", tmp_path, *settings)
     assert scan_data(cfg).problems == ()
     data = build_data(cfg)
-    assert (data.num_classes, data.num_cameras, data.num_views, data.test.protocol) == (6, 1, 0, "none")
+    assert (*data.split.sizes, data.test.protocol) == (6, 1, 0, "none")
     for loader in (data.train_loader, data.test.loader):
         batch = next(iter(loader))
         assert [bool(batch.images.of(m).any()) for m in Modality] == [True, False, True]

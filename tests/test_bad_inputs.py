@@ -20,9 +20,9 @@ from datasets.build import build_data
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from engine.checkpoint import save_checkpoint
 from engine.run_folder import list_run_files
+from errors import UserError
 from miniatures import draw_miniature
 from modeling.make_model import make_model
-from structures import UserError
 from tools.convert import main as convert
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -587,7 +587,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "a test set with one camera": (
         _one_camera,
         "none of the 2 queries can be scored: the gallery has no image of the same identity that the "
-        "protocol counts, one of another camera (or scene); check the files of the test split",
+        "protocol counts, one of another camera (or scene); check the test split",
     ),
     "a batch that the processes cannot share": (
         _several_processes,

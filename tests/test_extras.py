@@ -33,8 +33,8 @@ test_net.main(["TEST.WEIGHT", sys.argv[1] + "/last.pth"])
 
 def test_the_extras() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"report", "bench", "test", "dev"}
-    assert "demo-sdtps[report,bench,test]" in extras["dev"]  # make .venv installs dev, and has to have all
+    assert set(extras) == {"report", "test", "dev"}
+    assert "demo-sdtps[report,test]" in extras["dev"]  # make .venv installs dev, and has to have all
     core = " ".join(PROJECT["dependencies"])
     assert "PyYAML" in core
     assert "matplotlib" not in core

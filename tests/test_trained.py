@@ -15,8 +15,9 @@ from config.compare import list_differences
 from config.schema import TABLE
 from conftest import SMALL_MODEL
 from datasets.build import build_test_data
+from errors import UserError
 from modeling.make_model import make_model
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 from trained import load_trained
 
 CAMERAS = ["MODEL.SIE_CAMERA", "True", "TEST.CONTROLS", "False", "SOLVER.EVAL_PERIOD", "2"]

@@ -26,7 +26,7 @@ from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,8 @@ from datasets.statistics import (
 )
 from engine.command import run_command
 from engine.runtime import setup_log
-from structures import ImageRecord, Modality, UserError
+from errors import UserError
+from structures import ImageRecord, Modality
 
 logger = logging.getLogger(__name__)
 

@@ -30,13 +30,14 @@ from engine.build import make_device
 from engine.command import run_command
 from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
+from errors import UserError
 from evaluation.build import find_conditions, make_evaluate
 from modeling.attention import attention_rollout
 from reporting.extra import import_extra
 from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
 from reporting.watch import read_triples, spread_evenly
-from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality, UserError
+from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality
 from trained import find_weights, load_trained
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = figures_arguments(argv)
     for option in ("kind", "queries"):
         words = getattr(args, option) or []
-        place = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
-        setattr(args, option, words[:place])
-        args.overrides = [*words[place:], *args.overrides]
+        end = next((i for i, word in enumerate(words) if _is_key(word)), len(words))
+        setattr(args, option, words[:end])
+        args.overrides = [*words[end:], *args.overrides]
     _check(args)
     return args
 
@@ -116,7 +117,7 @@ def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) ->
     return [kind for kind in FIGURE_KINDS if kind in (wanted or FIGURE_KINDS) and kind not in impossible]
 
 
-class TestTriples:
+class TriplePictures:
     """The test triples by row, as the model sees them and as pictures.
 
     Args:
@@ -149,7 +150,7 @@ class TestTriples:
 
 
 def rank_cells(
-    triples: TestTriples, query_row: int, rows: np.ndarray, distances: np.ndarray
+    triples: TriplePictures, query_row: int, rows: np.ndarray, distances: np.ndarray
 ) -> list[RankCell]:
     """One ranked list with its query in front.
 
@@ -181,6 +182,7 @@ def choose_pattern(wanted: int | None, available: Sequence[int]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the configuration and the weights, choose the queries, and draw."""
+    # What to draw, of which model; mistakes are found before anything runs.
     args = parse_arguments(argv)
     import_extra("matplotlib")  # if it is missing, say so before the model runs
     remedy = "there is nothing to draw without weights; add --weights runs/…/best.pth"
@@ -195,13 +197,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for kind in kinds:
         for ending in ENDINGS:
             check_destination(args.output / f"{kind}{ending}", replaces=ending, makes_folder=True)
+    # The queries.
     device = make_device(cfg)
     data = build_test_data(cfg, trained.split)
     model.to(device).eval()
-    triples = TestTriples(cfg, data, device)
+    triples = TriplePictures(cfg, data, device)
     chosen = find_queries(args.queries, triples.records, data.test.query_rows)
     chosen = chosen or spread_evenly(len(data.test.query_rows), args.count)
-
+    # The ranked lists.
     figures: dict[str, Figure] = {}
     if "ranks" in kinds or args.hardest:
         (result,) = make_evaluate(cfg, data.test, device)(model).values()
@@ -217,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         lists = result.rank_lists(args.top)[pattern]
         nearest = zip(rows, lists.items[chosen], lists.distances[chosen], strict=True)
         figures["ranks"] = draw_ranks([rank_cells(triples, *found) for found in nearest], width=args.width)
-
+    # The maps.
     batch = triples.batch(rows)
     images, names = triples.images(batch), [Path(name).stem for name in batch.names]
     maps: dict[str, Maps] = {}
@@ -229,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "attention" in kinds:
         maps["attention"] = attention_maps(images, attention_rollout(model, batch), model.backbone.grid)
     figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
-
+    # The files.
     make_folder(args.output)
     for kind, figure in figures.items():
         files = {args.output / f"{kind}{ending}": content for ending, content in figure_files(figure).items()}

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from timm.layers import QuickGELU
 from torch import Tensor, nn
 
-from modeling.branches.base import Branch
-from structures import BranchOutput, Modality, ModalTokens, PerModality, UserError
+from errors import UserError
+from modeling.branches import Branch
+from structures import BranchOutput, Modality, ModalTokens, PerModality
 
 SUBSETS: dict[str, tuple[Modality, ...]] = {
     "".join(m.letter for m in subset): subset
@@ -31,13 +32,7 @@ SUBSETS: dict[str, tuple[Modality, ...]] = {
 
 
 class QueryAttention(nn.Module):
-    """Multi-head attention with one learnable query.
-
-    Args:
-        dim: C.
-        num_heads: number of heads.
-        dropout: dropout on the attention weights.
-    """
+    """Multi-head attention with one learnable query, and dropout on the attention weights."""
 
     def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
@@ -145,13 +140,7 @@ class ATMoE(nn.Module):
 
 
 class DeMoFusion(Branch):
-    """Seven decoupled features per triple, weighed by a mixture of experts.
-
-    Args:
-        hdm: decouples.
-        atmoe: weighs; None for the seven features as they are.
-        dim: C.
-    """
+    """Seven decoupled features per triple, weighed by a mixture of experts; without `atmoe`, as they are."""
 
     def __init__(self, hdm: HDM, atmoe: ATMoE | None, dim: int) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from modeling.branches.base import Branch
+from modeling.branches import Branch
 from structures import BranchOutput, Modality, ModalTokens, Role
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from modeling.branches.base import Branch
+from modeling.branches import Branch
 from modeling.seps.sdtps import AggregatedTokens
 from structures import BranchOutput, Modality, ModalTokens, PerModality, Selection
 

@@ -6,7 +6,9 @@ large.
 
 from torch import Tensor
 
-from studies.controls.patched import sdtps, train
+import train_net
+from engine.command import run_command
+from modeling.seps import sdtps
 
 
 def softmax_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:
@@ -17,4 +19,4 @@ def softmax_with_1e10(logits: Tensor, decision: Tensor) -> Tensor:
 sdtps.masked_softmax = softmax_with_1e10
 
 if __name__ == "__main__":
-    train()
+    run_command(train_net.main)

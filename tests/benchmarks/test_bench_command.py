@@ -9,7 +9,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import rows_ranking
 from benchmarks.bench import FULL, QUICK, ChildRun
-from structures import UserError
+from errors import UserError
 
 
 def in_process(prepare: Callable[[], Any], work: Callable[[Any], object]) -> ChildRun:

@@ -116,8 +116,8 @@ class MadeUpReport:
     def hardest_first(self, condition: str, pattern: int) -> list[int]:
         """The rows of the queries by ascending AP, skipped ones last."""
         ap = self.rankings[condition, pattern]["ap"]
-        order = sorted(range(len(ap)), key=lambda place: (ap[place] is None, ap[place] or 0.0, place))
-        return [self.summary["queries"][place] for place in order]
+        order = sorted(range(len(ap)), key=lambda index: (ap[index] is None, ap[index] or 0.0, index))
+        return [self.summary["queries"][index] for index in order]
 
 
 def _strip(identity: int, look: int) -> Image.Image:
@@ -126,8 +126,8 @@ def _strip(identity: int, look: int) -> Image.Image:
     coat, legs = rng.integers(40, 230, 3), rng.integers(30, 160, 3)
     strip = Image.new("RGB", (WIDTH * len(MODALITIES), HEIGHT))
     pen = ImageDraw.Draw(strip)
-    for place, modality in enumerate(MODALITIES):
-        left = place * WIDTH
+    for index, modality in enumerate(MODALITIES):
+        left = index * WIDTH
         shift = left + WIDTH // 2 + 3 * look - 5
 
         def shade(colour: np.ndarray, heat: int, modality: str = modality) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def canvas_alpha(page: webdriver.Chrome, selector: str) -> list[int]:
         const [rows, columns] = REPORT.summary.grid;
         const { width, height } = canvas;
         const pixels = canvas.getContext("2d").getImageData(0, 0, width, height).data;
-        const middle = (place, count, size) => Math.floor((place + 0.5) * size / count);
+        const middle = (index, count, size) => Math.floor((index + 0.5) * size / count);
         return Array.from({ length: rows * columns }, (_, patch) => {
             const y = middle(Math.floor(patch / columns), rows, height);
             return pixels[4 * (y * width + middle(patch % columns, columns, width)) + 3];

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.browser
 
 def test_feature_map(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder, "#tab=map&query=5")
-    places = full_report.summary["feature_map"]["3"]
-    lonely = max(range(836), key=lambda row: places["x"][row])  # nothing lies over the outermost point
+    points = full_report.summary["feature_map"]["3"]
+    lonely = max(range(836), key=lambda row: points["x"][row])  # nothing lies over the outermost point
     at = wait_until(page, lambda: map_point(page, lonely))
     point_at(page, at)
     wait_until(page, lambda: numbers(page, "#map-canvas", "hovered") == [lonely])

@@ -85,8 +85,8 @@ def test_filters_and_sorting(page: webdriver.Chrome, full_report: MadeUpReport) 
 
     def listed(expected: list[int]) -> None:
         assert find(page, "#query-count").text.startswith(f"{len(expected)} of 836")
-        places, rows = (numbers(page, ".query-row", name) for name in ("index", "row"))
-        assert [row for _, row in sorted(zip(places, rows, strict=True))][:5] == expected[:5]
+        indices, rows = (numbers(page, ".query-row", name) for name in ("index", "row"))
+        assert [row for _, row in sorted(zip(indices, rows, strict=True))][:5] == expected[:5]
 
     Select(find(page, "#filter-camera")).select_by_value("1")
     listed([row for row in order if triples["camera"][row] == 1])

@@ -16,10 +16,10 @@ pytest_plugins = ("browser_driver", "report_fixtures")
 pytestmark = pytest.mark.browser
 
 
-def write_report(folder: Path, settings: list[str]) -> Path:
+def write_report(folder: Path, overrides: list[str]) -> Path:
     """Train two epochs on the miniature, evaluate all conditions, and report."""
     run, report = folder / "run", folder / "report"
-    train_entry.main(["--config_file", str(SMALL_MODEL), *settings, "OUTPUT_DIR", str(run)])
+    train_entry.main(["--config_file", str(SMALL_MODEL), *overrides, "OUTPUT_DIR", str(run)])
     arguments = ["--config_file", str(run / "config.yml"), "--missing", "all", "--report", str(report)]
     test_entry.main([*arguments, "TEST.WEIGHT", str(run / "last.pth")])
     return report

@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 from config import get_cfg
 from datasets import build, sources
 from datasets.build import DataBundle, build_data
-from datasets.dataset import DatasetError, Splits
+from datasets.dataset import DatasetError, Scan, Splits
 from datasets.synthetic import DrawnSpec
 from structures import ImageRecord, ModalBatch, Modality, PerModality
 
@@ -54,7 +54,11 @@ def rgbnt201(tmp_path: Path) -> Path:
 
 def read_instead(monkeypatch: pytest.MonkeyPatch, splits: Splits) -> None:
     """Let the reader of RGBNT201 yield these."""
-    source = replace(build.SOURCES["RGBNT201"], read=lambda folder, *, test_only=False: splits)
+
+    def scan(folder: Path, *, test_only: bool = False) -> Scan:
+        return Scan(folder, "", splits.train, splits.query, splits.gallery, problems=())
+
+    source = replace(build.SOURCES["RGBNT201"], scan=scan)
     monkeypatch.setitem(build.SOURCES, "RGBNT201", source)
 
 
@@ -77,7 +81,7 @@ def test_bundle_of_rgbnt201(cfg: CfgNode, caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.INFO):
         data = build_data(cfg)
 
-    assert (data.num_classes, data.num_cameras, data.num_views) == (4, 2, 0)
+    assert data.split.sizes == (4, 2, 0)
     table = [line.split() for line in caplog.text.splitlines()]
     assert ["train", "4", "16", "2"] in table
     assert ["gallery", "3", "12", "2"] in table
@@ -211,7 +215,7 @@ def test_scenes_and_cameras_are_counted_in_the_training_split(
     read_instead(monkeypatch, Splits(train, test, test))
     (tmp_path / "RGBNT201").mkdir()
     data = build_data(cfg)
-    assert (data.num_classes, data.num_cameras, data.num_views) == (3, 2, 2)
+    assert data.split.sizes == (3, 2, 2)
     assert data.camera_names == ("cam1", "cam5", "cam9")
     # Cameras 0 and 4 were seen in training and become 0 and 1; camera 8 was not and comes behind them. So
     # do the scenes 1 and 2, and 9.
@@ -290,7 +294,7 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
     cfg.DATASETS.NAMES = name
     data = build_data(cfg)
     assert calls == [(tmp_path, {"name": name, "seed": 0, "spec": spec})]
-    assert data.num_classes == 4
+    assert data.split.classes == 4
     assert next(iter(data.test.loader)).person_masks is None
 
 

@@ -18,7 +18,8 @@ from datasets.build import build_data
 from datasets.cache import RamCache, cache_bytes, free_memory
 from datasets.dataset import MultiModalDataset, SampleKey, collate
 from datasets.transforms import TrainTransform
-from structures import ImageRecord, ModalBatch, Modality, PerModality, UserError
+from errors import UserError
+from structures import ImageRecord, ModalBatch, Modality, PerModality
 
 SIZE = (16, 8)
 TRANSFORM = TrainTransform(

@@ -227,7 +227,7 @@ def test_a_set_with_two_modalities(tmp_path: Path) -> None:
         for offset, path in enumerate(paths):
             save(path, seed=2 * number + offset)
         records.append(ImageRecord(PerModality(None, *paths), number, 0))
-    scan = Scan(tmp_path, tuple(records[:1]), tuple(records[1:]), tuple(records[2:]), ())
+    scan = Scan(tmp_path, "", tuple(records[:1]), tuple(records[1:]), tuple(records[2:]), ())
     assert len(files_of(scan)) == 6
     assert problems_of(tmp_path, scan_folder=lambda _: scan) == []
     save(tmp_path / "TI_2.png", size=(48, 16))

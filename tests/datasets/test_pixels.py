@@ -198,7 +198,7 @@ def test_formats_are_counted_by_modality(tmp_path: Path) -> None:
     mask = tmp_path / "mask.png"
     save_one_bit(mask)
     record = ImageRecord(PerModality(*paths), person_id=0, camera_id=0, mask_path=mask)
-    scan = Scan(tmp_path, (record,), (), (), ())
+    scan = Scan(tmp_path, "", (record,), (), (), ())
     assert count_pixel_formats(scan, {path: check_file(path) for path in (*paths, mask)}) == {
         "RGB": {"8-bit colour": 1},
         "NI": {"8-bit grey": 1},

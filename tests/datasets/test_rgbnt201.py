@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from datasets.dataset import DatasetError, Splits
-from datasets.rgbnt201 import read_rgbnt201
+from datasets.sources import SOURCES
 from structures import PerModality
 
 TRAIN = ["000012_cam4_0_00.jpg", "000003_cam1_1_02.jpg", "000007_cam2_0_00.jpg", "000003_cam1_0_01.jpg"]
@@ -28,12 +28,12 @@ def root(tmp_path: Path) -> Path:
 
 def error_of(root: Path) -> str:
     with pytest.raises(DatasetError) as caught:
-        read_rgbnt201(root)
+        SOURCES["RGBNT201"].read(root)
     return str(caught.value)
 
 
 def test_records_are_sorted_relabelled_and_paired(root: Path) -> None:
-    train, query, gallery, _ = read_rgbnt201(root)
+    train, query, gallery, _ = SOURCES["RGBNT201"].read(root)
 
     assert [record.name for record in train] == sorted(TRAIN)
     assert [record.person_id for record in train] == [0, 0, 1, 2]  # 3, 3, 7, 12 on disk
@@ -52,7 +52,7 @@ def test_leftovers_of_file_managers_are_ignored_and_endings_may_differ(root: Pat
         (root / "train_171" / "NI" / name).touch()
     write_split(root / "test", ["000004_cam1_0_00.JPG", "000005_cam1_0_00.jpeg", "000006_cam1_0_00.PNG"])
 
-    splits = read_rgbnt201(root)
+    splits = SOURCES["RGBNT201"].read(root)
 
     assert len(splits.train) == len(TRAIN)
     assert [record.person_id for record in splits.query] == [2, 4, 5, 6, 9]
@@ -136,7 +136,7 @@ def test_links_to_files_are_followed(root: Path, tmp_path: Path) -> None:
     original = root / "test" / "NI" / TEST[0]
     original.rename(tmp_path / "elsewhere.jpg")
     original.symlink_to(tmp_path / "elsewhere.jpg")
-    assert len(read_rgbnt201(root).query) == len(TEST)
+    assert len(SOURCES["RGBNT201"].read(root).query) == len(TEST)
 
 
 def test_a_folder_that_cannot_be_read_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_identity_in_both_splits_is_an_error(root: Path) -> None:
 
 def test_masks_are_found_by_stem(root: Path) -> None:
     write_split(root / "test", [Path(name).stem + ".png" for name in TEST], folders=["MASK"])
-    splits = read_rgbnt201(root)
+    splits = SOURCES["RGBNT201"].read(root)
     assert splits.query[1].mask_path == root / "test" / "MASK" / "000009_cam3_1_00.png"
     assert all(record.mask_path is None for record in splits.train)
 
@@ -197,7 +197,7 @@ def test_empty_mask_folder_is_one_problem(root: Path) -> None:
 
 
 def test_describe_counts_ids_triples_and_cameras(root: Path) -> None:
-    splits = read_rgbnt201(root)
+    splits = SOURCES["RGBNT201"].read(root)
     rows = [
         line.split() for line in Splits(splits.train, splits.query, splits.query[:1]).describe().splitlines()
     ]

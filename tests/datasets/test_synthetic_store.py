@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from datasets.dataset import DatasetError
-from datasets.rgbnt201 import read_rgbnt201
+from datasets.sources import SOURCES
 from datasets.synthetic import DrawnSpec, SpecV1, SyntheticSpec, ensure_synthetic, store
 
 MINI = SyntheticSpec(train_ids=3, test_ids=2, cameras=2, train_shots=2, test_shots=1, height=32, width=16)
@@ -43,7 +43,7 @@ class TestLayout:
             assert {path.name for path in (mini / split / kind).iterdir()} == {s + suffix for s in stems}
 
     def test_the_real_reader_reads_it(self, mini: Path) -> None:
-        splits = read_rgbnt201(mini)
+        splits = SOURCES["RGBNT201"].read(mini)
         assert (len(splits.train), len(splits.query)) == (12, 4)
         assert {record.person_id for record in splits.train} == {0, 1, 2}
         assert {record.person_id for record in splits.query} == {4, 5}

@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from datasets.dataset import DatasetError
-from datasets.msvr310 import read_msvr310
 from datasets.rgbnt100 import parse_name as parse_rgbnt100
-from datasets.rgbnt100 import read_rgbnt100
 from datasets.sources import SOURCES
 from datasets.wmveid863 import parse_name as parse_wmveid863
-from datasets.wmveid863 import read_wmveid863
 from structures import PerModality
 
 KINDS = ("vis", "ni", "th")
@@ -255,7 +252,7 @@ def test_a_file_in_the_folder_of_another_identity(tmp_path: Path) -> None:
     for split in SPLITS["MSVR310"]:
         write_triple(tmp_path / split, 3 if "train" in split else 5, NAMES["MSVR310"](5, 1, 0))
     with pytest.raises(DatasetError) as caught:
-        read_msvr310(tmp_path)
+        SOURCES["MSVR310"].read(tmp_path)
     message = "bounding_box_train/0003/vis/0005_s011_v1_000.jpg lies in the folder of identity 0003"
     assert message in str(caught.value)
 
@@ -281,10 +278,10 @@ def test_names_of_wmveid863() -> None:
 def test_a_query_identity_need_not_be_in_the_gallery(tmp_path: Path) -> None:
     for split, identity in zip(SPLITS["WMVeID863"], (1, 2, 3), strict=True):
         write_triple(tmp_path / split, identity, NAMES["WMVeID863"](identity, 1, 0))
-    splits = read_wmveid863(tmp_path)
+    splits = SOURCES["WMVeID863"].read(tmp_path)
     assert [split[0].person_id for split in splits[:3]] == [0, 2, 3]
 
 
 def test_the_parent_folder_of_rgbnt100(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="the folder rgbir/bounding_box_train is missing"):
-        read_rgbnt100(tmp_path)
+        SOURCES["RGBNT100"].read(tmp_path)

@@ -12,7 +12,7 @@ from engine.board import open_board
 def test_a_full_disk_ends_the_curves_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = open_board(tmp_path, None)
+    board = open_board(tmp_path, 1)
     assert board is not None
 
     def fail(*_: object) -> None:
@@ -34,5 +34,5 @@ def test_a_folder_that_cannot_be_made_is_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    assert open_board(tmp_path / "file" / "tensorboard", None) is None
+    assert open_board(tmp_path / "file" / "tensorboard", 1) is None
     assert "training goes on without TensorBoard" in caplog.text

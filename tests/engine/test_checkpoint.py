@@ -14,7 +14,7 @@ from engine.checkpoint import (
     restore_random_states,
     save_checkpoint,
 )
-from structures import UserError
+from errors import UserError
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch
 from engine.arguments import train_arguments
 from engine.command import resume_command, run_command
 from engine.interrupt import RunStopped
-from structures import UserError
+from errors import UserError
 
 RESUME_COMMANDS = {
     "--config_file 'a b.yml' --overwrite SOLVER.SEED 3": "--config_file 'a b.yml' SOLVER.SEED 3 --resume",

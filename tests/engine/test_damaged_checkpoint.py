@@ -12,7 +12,8 @@ from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 from conftest import ToyModel
 from engine.checkpoint import Progress, load_checkpoint, open_checkpoint, random_states, save_checkpoint
 from engine.train import Trainer, TrainOptions
-from structures import ModalBatch, UserError
+from errors import UserError
+from structures import ModalBatch
 
 Content = dict[str, Any]
 Damage = Callable[[Content], object]

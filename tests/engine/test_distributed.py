@@ -16,7 +16,7 @@ import torch.distributed.run
 
 from conftest import ROOT, SMALL_MODEL, be_rank_1, is_running
 from engine.distributed import World
-from structures import UserError
+from errors import UserError
 
 # HDM's dropout has no setting, as in DeMo; without it nothing is random.
 WITHOUT_DROPOUT = """

@@ -19,7 +19,7 @@ from engine.files import (
     take_lock,
     write_atomically,
 )
-from structures import UserError
+from errors import UserError
 
 
 def test_a_failing_write_keeps_the_old_file_and_leaves_no_rubbish(tmp_path: Path) -> None:

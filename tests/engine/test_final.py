@@ -14,15 +14,16 @@ from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
 from config import load_config
 from conftest import ToyModel, make_triples
-from engine.checkpoint import describe_choice, load_checkpoint
+from engine.checkpoint import describe_choice, load_checkpoint, open_checkpoint, save_checkpoint
 from engine.files import save_json
 from engine.final import read_history, score_epochs, write_metrics
 from engine.train import Trainer, TrainOptions
+from errors import UserError
 from evaluation.build import make_evaluate
 from evaluation.loop import Evaluate
 from evaluation.ranking import score_queries
 from evaluation.result import EvaluationResult, main_scores
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 
 MakeTrainer = Callable[..., Trainer]
 BatchMaker = Callable[..., ModalBatch]
@@ -131,9 +132,10 @@ def test_the_summary_and_the_log_say_which_number_is_which(
     }[split]
     assert f"best on {split}: epoch 2, {reason}" in caplog.text
     assert f"epoch 1: {split} mAP 10.0" in caplog.text
-    assert describe_choice(tmp_path / "best.pth") == f"epoch 2, best on {split}"
-    assert describe_choice(tmp_path / "last.pth") == "after epoch 3, not chosen by a score"
-    assert describe_choice(tmp_path / "metrics.json") == describe_choice(tmp_path / "nowhere.pth") == ""
+    assert describe_choice(open_checkpoint(tmp_path / "best.pth")) == f"epoch 2, best on {split}"
+    last_choice = describe_choice(open_checkpoint(tmp_path / "last.pth"))
+    assert last_choice == "after epoch 3, not chosen by a score"
+    assert describe_choice({"epoch": 2, "chosen_on": split}) == ""  # another program wrote it
 
 
 def test_a_finished_run_that_is_resumed_ends_the_same(
@@ -148,6 +150,21 @@ def test_a_finished_run_that_is_resumed_ends_the_same(
         for scores in summary.values():
             del scores["seconds"]
     assert again == first
+
+
+def test_the_best_epoch_may_be_of_an_earlier_version(
+    make_trainer: MakeTrainer, test_split: Evaluate, tmp_path: Path
+) -> None:
+    first = make_trainer("validation", 0.4, epochs=1)
+    first.run()
+    content = open_checkpoint(tmp_path / "best.pth")
+    old = {f"old.{name}": value for name, value in content.pop("model").items()}
+    resumed = make_trainer("validation", 0.3, epochs=2)
+    resumed.rename = lambda weights: {name.removeprefix("old."): value for name, value in weights.items()}
+    resumed.resume({**load_checkpoint(tmp_path / "last.pth"), "model": old})
+    save_checkpoint(tmp_path / "best.pth", model=old, **content)
+    _, summary = finish(resumed, test_split)
+    assert summary["best on validation"]["epoch"] == 1
 
 
 def test_the_best_epoch_so_far_must_be_there(make_trainer: MakeTrainer, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import train_net as train_entry
 from config import ConfigError, load_config
 from conftest import ROOT, SMALL_MODEL
 from engine.run_folder import open_run_folder
+from errors import UserError
 from modeling.make_model import make_model
-from structures import UserError
 
 
 def test_settings_that_alter_the_result_are_refused(tmp_path: Path, mini_settings: list[str]) -> None:

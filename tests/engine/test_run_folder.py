@@ -12,6 +12,7 @@ import engine.run_folder
 from conftest import be_rank_1
 from engine.run_folder import (
     LIST,
+    MAIN_FILES,
     _locks,
     check_outputs,
     list_new_events,
@@ -19,7 +20,7 @@ from engine.run_folder import (
     open_run_folder,
     reset_run_folder,
 )
-from structures import UserError
+from errors import UserError
 
 
 def test_a_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_overwriting_removes_the_earlier_run_and_nothing_else_once_the_new_one_i
     assert set(contents(finished)) == {*OURS, *FOREIGN, "config.yml", LIST}
     reset_run_folder(finished, "A: 1", keep=False)
     left = contents(finished)
-    assert json.loads(left.pop(LIST)) == {"files": ["best.pth", "config.yml", "last.pth", "metrics.json"]}
+    assert json.loads(left.pop(LIST)) == {"files": sorted(MAIN_FILES)}
     assert left == {**dict.fromkeys(FOREIGN, "precious"), "config.yml": "A: 1"}
 
 
@@ -118,7 +119,7 @@ def test_a_run_without_a_list_can_be_resumed_and_is_not_overwritten(
     open_run_folder(finished, overwrite=False, resume=True)
     reset_run_folder(finished, "A: 0", keep=True)
     after = contents(finished)
-    assert json.loads(after.pop(LIST)) == {"files": ["best.pth", "config.yml", "last.pth", "metrics.json"]}
+    assert json.loads(after.pop(LIST)) == {"files": sorted(MAIN_FILES)}
     assert after.items() <= before.items()
 
 

@@ -15,7 +15,7 @@ from engine.runtime import (
     seed_everything,
     setup_log,
 )
-from structures import UserError
+from errors import UserError
 
 logger = logging.getLogger("test")
 

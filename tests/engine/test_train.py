@@ -20,8 +20,9 @@ from engine.checkpoint import load_checkpoint, save_checkpoint
 from engine.interrupt import RunStopped
 from engine.meter import NonFiniteLossError, Reading, gradient_norm
 from engine.train import Trainer, TrainOptions
+from errors import UserError
 from evaluation.result import EvaluationResult
-from structures import ModalBatch, ModelOutput, UserError
+from structures import ModalBatch, ModelOutput
 
 BatchMaker = Callable[..., ModalBatch]
 

@@ -7,9 +7,10 @@ import torch
 
 from config.load import load_config
 from conftest import ToyModel, make_triples
+from errors import UserError
 from evaluation.build import find_conditions, make_evaluate, make_scoring
 from evaluation.result import ScoringOptions
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 
 
 def test_scoring_follows_the_configuration() -> None:

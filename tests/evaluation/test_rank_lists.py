@@ -51,7 +51,7 @@ def test_lists_hold_what_the_rule_keeps_nearest_first(seed: int) -> None:
     )
     distances = SquaredEuclidean(query, gallery)
     retrieval = Retrieval(distances, query_ids, gallery_ids, query_groups, gallery_groups)
-    lists = nearest(retrieval, top, chunk_size=4)
+    lists = nearest(retrieval, top)
     assert lists.positive_ranks.tolist() == score_retrieval(retrieval).first_hits.tolist()
     for i in range(num_queries):
         dropped = (gallery_ids == query_ids[i]) & (gallery_groups == query_groups[i])

@@ -54,7 +54,7 @@ def test_agrees_with_the_definition(seed: int, k1: int, k2: int) -> None:
     query = generator.integers(-2, 3, (num_queries, 2)).astype(np.float32)
     gallery = generator.integers(-2, 3, (num_gallery, 2)).astype(np.float32)
     weight = float(generator.uniform())
-    found = rerank(query, gallery, k1=k1, k2=k2, weight=weight, chunk_size=6)
+    found = rerank(query, gallery, k1=k1, k2=k2, weight=weight)
     np.testing.assert_allclose(found, plain_rerank(query, gallery, k1, k2, weight), atol=1e-9)
 
 
@@ -87,15 +87,14 @@ def test_order_of_the_gallery_does_not_matter() -> None:
     np.testing.assert_allclose(rerank(query, gallery[order], k1=8, k2=4), found[:, order], atol=2e-3)
 
 
-def test_chunks_change_nothing() -> None:
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(6)
     # Small whole numbers, so that the size of a matrix product does not change its rounding.
     query, gallery = generator.integers(-9, 10, (20, 5)), generator.integers(-9, 10, (90, 5))
     whole = rerank(query.astype(np.float32), gallery.astype(np.float32), k1=12, k2=4)
     for chunk_size in (1, 13, 20, 109):
-        found = rerank(
-            query.astype(np.float32), gallery.astype(np.float32), k1=12, k2=4, chunk_size=chunk_size
-        )
+        monkeypatch.setattr("evaluation.rerank.CHUNK_SIZE", chunk_size)
+        found = rerank(query.astype(np.float32), gallery.astype(np.float32), k1=12, k2=4)
         np.testing.assert_array_equal(found, whole)
 
 

@@ -227,7 +227,7 @@ def test_random_folders(folder: Path, chosen: set[str], num_lost: int, only_good
 
     if scan.problems:
         with pytest.raises(DatasetError) as caught:
-            rgbnt201.read_rgbnt201(folder)
+            SOURCES["RGBNT201"].read(folder)
         head, *lines = str(caught.value).splitlines()
         assert head.startswith(
             f"{len(scan.problems)} problem{'s' * (len(scan.problems) > 1)} with the data set in "
@@ -236,7 +236,7 @@ def test_random_folders(folder: Path, chosen: set[str], num_lost: int, only_good
         assert len(lines) == min(len(scan.problems), 5) + (len(scan.problems) > 5) + 1
     else:
         labels = {person: label for label, person in enumerate(sorted({p for p, _ in good.values()}))}
-        train = rgbnt201.read_rgbnt201(folder).train
+        train = SOURCES["RGBNT201"].read(folder).train
         assert {r.name: (r.person_id, r.camera_id) for r in train} == {
             name: (labels[person], camera) for name, (person, camera) in good.items()
         }

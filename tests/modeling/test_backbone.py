@@ -7,8 +7,8 @@ import torch
 from timm.layers import QuickGELU
 from torch import Tensor, nn
 
+from errors import UserError
 from modeling.backbone import Backbone, ConvStem, create_vit
-from structures import UserError
 
 DEIT = "deit_tiny_patch16_224"
 STEM = "vit_tiny_stem_patch8"

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from config import get_cfg
+from errors import UserError
 from modeling.branches.demo import ATMoE
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import AggregatedTokens, MultiModalSDTPS
-from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
+from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality
 
 SMALL = {
     "MODEL.TRANSFORMER_TYPE": "vit_tiny_stem_patch8",

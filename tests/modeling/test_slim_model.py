@@ -7,11 +7,12 @@ import torch
 
 from config import load_config
 from conftest import ROOT, SMALL_MODEL
+from errors import UserError
 from modeling.attention import attention_rollout
 from modeling.cost import count_multiply_adds, count_tokens, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality, UserError
+from structures import MISSING_CONDITIONS, ModalBatch, Modality, ModelOutput, PerModality
 
 SLIM = {"MODEL.SLIM_LAYERS": "[2, 3]"}  # of four blocks: 128 patches, then 90, then 63
 BASELINE = {"MODEL.USE_SDTPS": "False", "MODEL.GLOBAL_LOCAL": "False"}

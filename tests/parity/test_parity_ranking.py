@@ -32,7 +32,8 @@ def test_ranking(protocol: str, groups: str) -> None:
 
 
 @pytest.mark.parametrize(("k1", "k2", "chunk_size"), [(50, 15, 256), (20, 6, 256), (50, 15, 17)])
-def test_re_ranking(k1: int, k2: int, chunk_size: int) -> None:
+def test_re_ranking(k1: int, k2: int, chunk_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evaluation.rerank.CHUNK_SIZE", chunk_size)
     recorded = json.loads((DATA / "expected.json").read_text())["ranking"][f"rerank_{k1}_{k2}_0.3"]
     inputs = np.load(DATA / "ranking_inputs.npz")
     distances = rerank(
@@ -41,7 +42,6 @@ def test_re_ranking(k1: int, k2: int, chunk_size: int) -> None:
         k1=k1,
         k2=k2,
         weight=0.3,
-        chunk_size=chunk_size,
     )
     np.testing.assert_allclose(distances[0], recorded["distance_row0"], atol=2e-6)
     labels = [inputs[f"{side}_{label}"] for label in ("ids", "cameras") for side in ("query", "gallery")]

@@ -53,7 +53,7 @@ def frames(figure: Figure) -> list[Rectangle]:
 def test_ranked_lists_fill_the_width(stacked: bool) -> None:
     for rows, columns, aspect, width in product((1, 4), (2, 6, 11), (0.5, 2.0), (3.3, 7.0)):
         layout = arrange_ranks(rows, columns, aspect, width, stacked=stacked)
-        right = layout.left + columns * (layout.cell + SPACE)  # the query has one more space behind it
+        right = layout.left + columns * (layout.cell + SPACE)  # the query has one more space after it
         assert right + EDGE == pytest.approx(width)
         assert layout.height == pytest.approx(aspect * layout.width)
         assert layout.width > 0

@@ -8,8 +8,8 @@ import pytest
 
 import test_net as test_entry
 from conftest import ROOT, SMALL_MODEL
+from errors import UserError
 from reporting.extra import import_extra
-from structures import UserError
 from tools import figures
 
 TRAIN_WITHOUT = """

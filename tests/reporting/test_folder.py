@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from conftest import ROOT
+from errors import UserError
 from reporting import folder as module
 from reporting.folder import LIST, ReportFolder
-from structures import UserError
 
 FOREIGN = ("notes.txt", "images/mine.jpg", "data/triples/notes/a.txt", "images/99.jpg")
 

@@ -83,11 +83,11 @@ def test_scores_have_one_scale_for_all_images(images: PerModality[torch.Tensor])
     maps = selection_maps(images, Selection(kept, scores, GRID, weights=weights))
     assert maps.pictures.shape == (2, 3, 4, *SIZE, 3)
     assert maps.ends == ("0.25", "1.25")
-    place = maps.views.index("score")
+    index = maps.views.index("score")
     colour_map = colormaps[maps.colours]
-    assert maps.pictures[1, 0, place, 0, 4].tolist() == pytest.approx(colour_map(0.0)[:3])
-    assert maps.pictures[0, 2, place, 3, 0].tolist() == pytest.approx(colour_map(1.0)[:3])
-    assert maps.pictures[0, 1, place, 0, 0].tolist() == pytest.approx(colour_map(0.25)[:3])
+    assert maps.pictures[1, 0, index, 0, 4].tolist() == pytest.approx(colour_map(0.0)[:3])
+    assert maps.pictures[0, 2, index, 3, 0].tolist() == pytest.approx(colour_map(1.0)[:3])
+    assert maps.pictures[0, 1, index, 0, 0].tolist() == pytest.approx(colour_map(0.25)[:3])
     assert (maps.pictures[1, 2, 0] == images.ti[1].permute(1, 2, 0).numpy()).all()
 
 

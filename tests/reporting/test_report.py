@@ -161,7 +161,7 @@ def test_the_folder_is_complete(written: Written) -> None:
         f"{row}.jpg" for row in range(NUM_TRIPLES)
     )
     names = {p.stem for p in (written.folder / "data").glob("*.js")}
-    rankings = {f"ranking_{setting}_{pattern}" for setting in MISSING_CONDITIONS for pattern in (1, 2, 3)}
+    rankings = {f"ranking_{condition}_{pattern}" for condition in MISSING_CONDITIONS for pattern in (1, 2, 3)}
     assert names == {"summary", *rankings}
     assert not list(written.folder.parent.glob(".*"))
     page = written.page.read_text()
@@ -206,9 +206,9 @@ def test_selection_is_compared_with_chance_the_best_and_the_same_patches() -> No
 
 
 def test_the_lists_are_the_rankings(written: Written) -> None:
-    for setting, pattern in (("complete", 3), ("nt", 1)):
-        content = written.data(f"ranking_{setting}_{pattern}")
-        samples = written.results[setting].samples
+    for condition, pattern in (("complete", 3), ("nt", 1)):
+        content = written.data(f"ranking_{condition}_{pattern}")
+        samples = written.results[condition].samples
         features = torch.nn.functional.normalize(samples.embedding(pattern), dim=1).double()
         distances = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist").numpy()
         for query in range(NUM_TRIPLES):
@@ -222,7 +222,7 @@ def test_the_lists_are_the_rankings(written: Written) -> None:
             first = right.index(True)
             assert content["first"][query] == first + 1
             assert content["match"][query][:2] == [first + 1, order[first]]
-        metrics = written.results[setting].ranking[pattern]
+        metrics = written.results[condition].ranking[pattern]
         assert np.mean(content["ap"]) == pytest.approx(100 * metrics.mean_ap, abs=0.01)
         assert np.mean(content["inp"]) == pytest.approx(100 * metrics.mean_inp, abs=0.01)
 
@@ -231,10 +231,10 @@ def test_the_selections(written: Written) -> None:
     row, in_batch = 9, 1  # the second of the second batch
     content = written.data(f"triples/{row}")
     assert list(content) == list(MISSING_CONDITIONS)
-    for setting in ("complete", "n"):
-        selection = written.outputs[1][setting].selection
+    for condition in ("complete", "n"):
+        selection = written.outputs[1][condition].selection
         for modality in Modality:
-            image = content[setting][modality.value]
+            image = content[condition][modality.value]
             assert image["kept"] == selection.kept.of(modality)[in_batch].tolist()
             scores = np.frombuffer(base64.b64decode(image["scores"]), np.uint8).reshape(5, 8) / 255
             total = selection.scores.of(modality)[in_batch].numpy()

@@ -30,7 +30,7 @@ class KeepsOnePatch(nn.Module):
         self.dropout(torch.ones(9))
         if self.fails:
             raise RuntimeError("broken")
-        kept = PerModality(*(torch.full((len(batch), 1), place) for place in (0, 0, 1)))
+        kept = PerModality(*(torch.full((len(batch), 1), index) for index in (0, 0, 1)))
         scores = PerModality.build(lambda _: torch.zeros(len(batch), 2))
         return ModelOutput(heads=(), selections={"sdtps": Selection(kept, scores, (2, 1))})
 
@@ -79,11 +79,11 @@ def test_mode_and_random_numbers_stay_as_they_were(make_batch: Callable[..., Mod
     assert model.training
 
 
-def train(folder: Path, settings: list[str], *more: str) -> list[dict[str, float]]:
+def train(folder: Path, overrides: list[str], *more: str) -> list[dict[str, float]]:
     """Train with noise that depends on the random numbers drawn before; returns the losses of each epoch."""
     noisy = ["MODEL.DROP_PATH", "0.2", "SOLVER.MAX_EPOCHS", "4", "SOLVER.EVAL_PERIOD", "2"]
     quick = ["TEST.CONTROLS", "False", "OUTPUT_DIR", str(folder)]
-    train_entry.main(["--config_file", str(SMALL_MODEL), *settings, *noisy, *quick, *more])
+    train_entry.main(["--config_file", str(SMALL_MODEL), *overrides, *noisy, *quick, *more])
     epochs = json.loads((folder / "metrics.json").read_text())["epochs"]
     return [{key: value for key, value in epoch.items() if "/" in key} for epoch in epochs]
 

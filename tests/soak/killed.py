@@ -40,7 +40,7 @@ def install(moment: str, count: int, mark: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def tear(writer: Any, record: bytes) -> None:
-        """Write the length of a record, and nothing behind it."""
+        """Write the length of a record, and nothing after it."""
         writer._writer.write(struct.pack("<Q", len(record)))
         writer.flush()
         kill()

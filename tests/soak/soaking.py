@@ -83,7 +83,7 @@ REPORTS = (
 )
 
 
-def settings(data: Path, run: Path, epochs: int) -> list[str]:
+def overrides(data: Path, run: Path, epochs: int) -> list[str]:
     """Arguments for a small run with everything that is random: Gumbel noise and dropout."""
     keys = {
         "DATASETS.NAMES": "RGBNT201",
@@ -312,7 +312,7 @@ def soak(folder: Path, *, kills: int, epochs: int, seed: int, processes: int = 1
         ensure_synthetic(folder, spec=MINIATURE).rename(folder / "RGBNT201")
     runs = [folder / f"{name}_{processes}" for name in ("undisturbed", "killed")]
     undisturbed, killed = (
-        Command("train_net", run, settings(folder, run, epochs), processes=processes, mark=folder / "mark")
+        Command("train_net", run, overrides(folder, run, epochs), processes=processes, mark=folder / "mark")
         for run in runs
     )
     put_foreign_files(killed.run)
@@ -346,7 +346,7 @@ def soak_reports(folder: Path, *, kills: int, epochs: int, seed: int) -> int:
     run = folder / "killed_1"
     report = run / "report"
     arguments = [
-        *settings(folder, run, epochs),
+        *overrides(folder, run, epochs),
         "--report",
         str(report),
         "TEST.WEIGHT",

@@ -1,10 +1,9 @@
-"""Pretends to train and to score a run of a study: `fake_run.py KIND FOLDER CONFIG SEED SHIFT HOW EPOCH`.
+"""Pretends to train a run of a study: `fake_run.py KIND FOLDER CONFIG SEED SHIFT HOW EPOCH`.
 
-KIND `train` writes what train_net.py writes, `score` what studies.scores writes, `fail` complains,
-`wait` trains until SIGTERM comes, then saves. It imports nothing of the project, to be quick.
+KIND `train` writes what train_net.py writes, `fail` complains, `nothing` ends well without a result, `wait`
+trains until SIGTERM comes, then saves. It imports nothing of the project, to be quick.
 """
 
-import hashlib
 import json
 import os
 import signal
@@ -63,13 +62,11 @@ if kind in ("train", "wait"):
     write("last.pth", "whole")
     environments = [{"threads": int(threads)}]
     content = {"epochs": epochs, "summary": summary, "cost": cost, "environments": environments}
-    write("metrics.json", json.dumps(content))
-if kind == "score":
     np.savez(
         run / ("query_scores_best.npz" if epoch == "best" else "query_scores.npz"),
-        run=np.array(hashlib.sha256((run / "metrics.json").read_bytes()).hexdigest()),
         names=np.array([f"{number}.jpg" for number in range(51)]),
         patterns=np.array([1]),
         average_precisions_1=precisions,
         first_hits_1=hits,
     )
+    write("metrics.json", json.dumps(content))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from structures import UserError
+from errors import UserError
 from studies.__main__ import main
 
 
@@ -20,7 +20,6 @@ def write_study(folder: Path, gap: float, *, seeds: tuple[int, ...] = (1, 2, 3),
             precisions = np.random.default_rng(seed).uniform(0.2, 0.5, 30) + shift
             np.savez(
                 run / "query_scores.npz",
-                run=np.array("a run"),
                 names=np.array([f"{number}.jpg" for number in range(first, first + 30)]),
                 patterns=np.array([1, 2]),
                 average_precisions_1=np.zeros(30),
@@ -54,7 +53,7 @@ def test_seeds_that_one_of_the_studies_lacks_are_left_out(
     ("other", "message"),
     [
         ({"seeds": (8, 9)}, "have no seed in common that both .* and .* were trained with"),
-        ({"first": 1}, "only studies of the same queries can be compared"),
+        ({"first": 1}, "only runs with the same queries can be compared"),
     ],
 )
 def test_studies_that_do_not_fit_are_refused(tmp_path: Path, other: dict[str, int], message: str) -> None:

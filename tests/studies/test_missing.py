@@ -10,7 +10,7 @@ import pytest
 import test_net as test_entry
 import train_net as train_entry
 from conftest import SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from studies.__main__ import main
 from studies.missing import FILE
 
@@ -28,7 +28,7 @@ def test_runs_are_evaluated_once(
     main(["missing", str(study)])
     first = capsys.readouterr().out
     found = json.loads((run / FILE).read_text())["missing"]
-    complete, without_rgb = (found[setting]["pattern_3"]["mAP"] for setting in ("complete", "r"))
+    complete, without_rgb = (found[name]["pattern_3"]["mAP"] for name in ("complete", "r"))
     assert f"| small | {complete:.1f} | {without_rgb:.1f} |" in first
     assert "| missing | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI |" in first
 
@@ -40,3 +40,12 @@ def test_runs_are_evaluated_once(
 def test_a_variant_without_runs_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="wide holds no finished runs"):
         main(["missing", str(tmp_path), "--variants", "wide"])
+
+
+def test_a_run_of_a_patched_trainer_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "own_only" / "seed_1"
+    run.mkdir(parents=True)
+    (run / "metrics.json").write_text(json.dumps({"epochs": [], "summary": {}}))
+    (run / "study.json").write_text(json.dumps({"program": "studies/controls/own_only.py"}))
+    with pytest.raises(UserError, match=r"seed_1 was trained by .*own_only\.py, whose patches"):
+        main(["missing", str(tmp_path)])

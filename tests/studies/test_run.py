@@ -1,7 +1,6 @@
 """Studies from the command line to the summary: with a pretended trainer, and once with the real one."""
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -19,14 +18,13 @@ import pytest
 import yaml
 
 from conftest import ROOT, SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from studies import run as run_command
 from studies.__main__ import main
 from studies.bootstrap import Difference
 from studies.pages import markdown, show_mean
-from studies.run import StudyRunner, score_command
-from studies.run_folder import Run, RunState
-from studies.scores import QueryScores, read_scores
+from studies.run import StudyRunner
+from studies.run_folder import QueryScores, Run, RunState, is_trained, read_scores
 from studies.spec import read_spec
 from studies.summary import RunResult, Summary, summarise
 
@@ -51,21 +49,16 @@ class Study:
             "threads": 1,
             "output": str(self.output),
         }
-        runner = partial(StudyRunner, train=self.train, score=self.score, poll_seconds=0.02)
+        runner = partial(StudyRunner, train=self.train, poll_seconds=0.02)
         monkeypatch.setattr(run_command, "StudyRunner", runner)
 
-    def command(self, kind: str, run: Run) -> list[str]:
+    def train(self, run: Run) -> list[str]:
+        kind = self.kinds.get(run.name, "train")
         config = self.folder / f"{run.variant}_{run.seed}.yml"
         config.write_text(run.cfg.dump())
         how = "--resume" if (run.folder / "last.pth").exists() else "--overwrite"
         words = [kind, run.folder, config, run.seed, SHIFTS[run.variant], how, run.epoch]
         return [sys.executable, str(FAKE), *map(str, words)]
-
-    def train(self, run: Run) -> list[str]:
-        return self.command(self.kinds.get(run.name, "train"), run)
-
-    def score(self, run: Run) -> list[str]:
-        return self.command("score", run)
 
     def start(self, *options: str, command: str = "run") -> None:
         self.file.write_text(yaml.safe_dump(self.content, sort_keys=False))
@@ -84,16 +77,13 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
     return Study(tmp_path, monkeypatch)
 
 
-def test_every_run_is_trained_and_scored_once(study: Study) -> None:
+def test_every_run_is_trained_once(study: Study) -> None:
     study.start()
     calls = study.calls()
-    assert sorted((kind, name) for kind, name, *_ in calls) == sorted(
-        (kind, f"{variant}/seed_{seed}")
-        for kind in ("train", "score")
-        for variant in SHIFTS
-        for seed in (1, 2)
+    assert sorted(name for _, name, *_ in calls) == sorted(
+        f"{variant}/seed_{seed}" for variant in SHIFTS for seed in (1, 2)
     )
-    assert {tuple(rest) for kind, _, *rest in calls if kind == "train"} == {("--overwrite", "-", "1")}
+    assert {tuple(rest) for _, _, *rest in calls} == {("--overwrite", "-", "1")}
     record = json.loads((study.output / "wide" / "seed_1" / "study.json").read_text())
     assert record["program"] == "train_net.py"
     assert len(record["seconds"]) == 1
@@ -167,12 +157,10 @@ def test_the_best_epochs_on_validation_can_be_compared(study: Study) -> None:
     assert "best on validation** (epoch 1, 2), chosen on identities held out" in page
     assert "last epoch" not in page
     study.calls()
-    # What was scored with the best weights has to be scored with the last ones for another study.
+    # The pretended runs save the scores of one epoch alone: a study of the other resumes them.
     study.content["epoch"] = "last"
     study.start("--dry_run")
-    states = {run.state for run in read_spec(study.file).runs}
-    assert states == {RunState.TRAINED}
-    assert score_command(read_spec(study.file).runs[0])[2:4] == ["studies.scores", "last"]
+    assert {run.state for run in read_spec(study.file).runs} == {RunState.INTERRUPTED}
 
 
 def test_a_failed_run_is_reported_and_the_others_go_on(
@@ -192,12 +180,12 @@ def test_a_failed_run_is_reported_and_the_others_go_on(
     study.calls()
     study.kinds = {}
     study.start()
-    assert [call[:2] for call in study.calls()] == [["train", "wide/seed_2"], ["score", "wide/seed_2"]]
+    assert [call[:2] for call in study.calls()] == [["train", "wide/seed_2"]]
 
 
 def test_a_run_without_a_result_has_failed(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
     study.content["seeds"] = [1]
-    study.kinds = {"wide/seed_1": "score_nothing"}
+    study.kinds = {"wide/seed_1": "nothing"}
     with pytest.raises(SystemExit):
         study.start()
     assert "training ended well, but without a result" in capsys.readouterr().out
@@ -235,7 +223,7 @@ def test_a_signal_stops_the_runs_in_order_and_the_next_start_resumes_them(
         ["wait", "narrow/seed_1", "--resume"],
         ["wait", "wide/seed_1", "--resume"],
     ]
-    assert len(calls) == 4
+    assert len(calls) == 2
     seconds = json.loads((waiting[0].parent / "study.json").read_text())["seconds"]
     assert len(seconds) == 2
     summary = json.loads((study.output / "summary.json").read_text())
@@ -248,11 +236,11 @@ def test_each_device_has_one_run_at_a_time(study: Study) -> None:
     study.start()
     calls = study.calls()
     assert {call[3] for call in calls} == {"3", "5"}
-    by_run = {call[1]: call[3] for call in calls if call[0] == "train"}
+    by_run = {call[1]: call[3] for call in calls}
     assert by_run["base/seed_1"] != by_run["wide/seed_1"]
 
 
-def test_settings_that_have_changed_are_named(study: Study) -> None:
+def test_keys_that_have_changed_are_named(study: Study) -> None:
     study.start()
     study.calls()
     study.content["variants"] = {"base": {}, "wide": {"SOLVER.BASE_LR": 0.125}}
@@ -286,13 +274,12 @@ def test_runs_with_different_numbers_of_threads_are_not_mixed(study: Study) -> N
         study.start(command="compare")
 
 
-def test_a_run_that_was_trained_anew_is_scored_anew(study: Study) -> None:
+def test_a_run_without_the_scores_of_its_queries_is_resumed(study: Study) -> None:
     study.start()
     study.calls()
-    path = study.output / "base" / "seed_1" / "metrics.json"
-    path.write_text(path.read_text() + "\n")
+    (study.output / "base" / "seed_1" / "query_scores.npz").unlink()
     study.start()
-    assert [call[:2] for call in study.calls()] == [["score", "base/seed_1"]]
+    assert [call[:3] for call in study.calls()] == [["train", "base/seed_1", "--resume"]]
 
 
 def test_a_dry_run_writes_nothing_and_names_what_is_left(
@@ -309,7 +296,7 @@ def test_a_dry_run_writes_nothing_and_names_what_is_left(
     (study.output / "base" / "seed_1" / "query_scores.npz").unlink()
     study.start("--dry_run")
     out = capsys.readouterr().out
-    assert (out.count(" finished"), out.count("the queries are to be scored")) == (5, 1)
+    assert (out.count(" finished"), out.count("to be resumed")) == (5, 1)
 
 
 def test_compare_alone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,10 +376,7 @@ def test_two_runs_are_compared_by_their_queries_alone(
     assert len(list((study.folder / "compared").iterdir())) == 3
     assert "threads" not in out
     metrics = study.output / "wide" / "seed_1" / "metrics.json"
-    scores = study.output / "wide" / "seed_1" / "query_scores.npz"
     metrics.write_text(metrics.read_text().replace('"threads": 1', '"threads": 2'))
-    arrays = dict(np.load(scores)) | {"run": np.array(hashlib.sha256(metrics.read_bytes()).hexdigest())}
-    np.savez(scores, **arrays)
     main(["compare", *runs])
     assert "A was trained with [1] threads and B with [2], which alone changes" in capsys.readouterr().out
 
@@ -469,12 +453,10 @@ def real_study(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str
     """A study of the real trainer, 2 variants × 2 seeds, that was killed when its first run was finished."""
     folder = tmp_path_factory.mktemp("study")
     quick = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
-    settings = dict(zip(mini_settings[::2], mini_settings[1::2], strict=True)) | dict(
-        zip(quick[::2], quick[1::2], strict=True)
-    )
+    words = [*mini_settings, *quick]
     content = {
         "base": str(SMALL_MODEL),
-        "overrides": settings,
+        "overrides": dict(zip(words[::2], words[1::2], strict=True)),
         "variants": {"base": {}, "baseline": {"MODEL.USE_SDTPS": False}},
         "seeds": [1, 2],
         "threads": 1,
@@ -484,7 +466,7 @@ def real_study(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str
     command = [sys.executable, "-m", "studies", "run", str(folder / "study.yml")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: (folder / "out/base/seed_1/query_scores.npz").exists(), process)
+        wait_until(lambda: is_trained(folder / "out/base/seed_1"), process)
     finally:
         process.kill()
         process.wait()

@@ -14,8 +14,9 @@ from torch import Tensor
 
 import train_net as train_entry
 from conftest import SMALL_MODEL
+from errors import UserError
 from modeling.seps.sdtps import TokenSparse
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 from studies.__main__ import main
 from studies.shift import SHIFTS, shift_batch, shifted_precision
 

@@ -7,7 +7,7 @@ import pytest
 
 import train_net as train_entry
 from conftest import SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from studies.__main__ import main
 from studies.slim import SweepPoint, parse_layers, table
 

@@ -115,7 +115,7 @@ def test_threads_of_the_environment_are_obeyed(read: Read, monkeypatch: pytest.M
         (GOOD + "  a: {MODEL.USE_SDTP: True}", "variant 'a': unknown key 'MODEL.USE_SDTP'; did you mean"),
         (GOOD + "  a: {SOLVER.BASE_LR: fast}", "variant 'a': SOLVER.BASE_LR takes a number"),
         (GOOD + "  a: {MODEL.ATM: True}", "variant 'a': .*HDM"),
-        (GOOD + "  a: {MODEL.USE_SDTPS: True}", "'base' and 'a' have the same settings"),
+        (GOOD + "  a: {MODEL.USE_SDTPS: True}", "'base' and 'a' are the same"),
         (GOOD + "  a: {program: nowhere.py}", "the program nowhere.py does not exist"),
         (GOOD.replace(str(SMALL_MODEL), "nowhere.yml"), "nowhere.yml does not exist"),
         (GOOD + "jobs: 0", "jobs is a whole number from 1 to 1000"),

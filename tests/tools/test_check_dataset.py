@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from conftest import SMALL_MODEL
-from structures import UserError
+from errors import UserError
 from tools.check_dataset import main as check
 
 
@@ -21,8 +21,8 @@ def root(mini_root: Path, tmp_path: Path) -> Path:
 
 
 def run(root: Path, *arguments: str) -> None:
-    settings = ["DATASETS.NAMES", "RGBNT201", "DATASETS.ROOT_DIR", str(root)]
-    check(["--config_file", str(SMALL_MODEL), *arguments, *settings])
+    overrides = ["DATASETS.NAMES", "RGBNT201", "DATASETS.ROOT_DIR", str(root)]
+    check(["--config_file", str(SMALL_MODEL), *arguments, *overrides])
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,10 @@ import torch
 import train_net as train_entry
 from config import load_config
 from conftest import SMALL_MODEL, load_model
+from errors import UserError
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
-from structures import ModalBatch, UserError
+from structures import ModalBatch
 from tools.convert import main as convert
 
 
@@ -21,8 +22,8 @@ def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> P
     folder = tmp_path_factory.mktemp("runs") / "all"
     parts = ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.SIE_CAMERA", "True", "MODEL.HEAD", "2"]
     short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
-    settings = [*mini_settings, *parts, *short, "OUTPUT_DIR", str(folder)]
-    train_entry.main(["--config_file", str(SMALL_MODEL), *settings])
+    overrides = [*mini_settings, *parts, *short, "OUTPUT_DIR", str(folder)]
+    train_entry.main(["--config_file", str(SMALL_MODEL), *overrides])
     return folder
 
 

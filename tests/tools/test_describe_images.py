@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from structures import UserError
+from errors import UserError
 from tools.describe_images import main as describe
 
 

@@ -10,10 +10,11 @@ import train_net as train_entry
 from config import ConfigError
 from conftest import SMALL_MODEL
 from datasets.dataset import DatasetError
+from errors import UserError
 from modeling.checkpoint_file import WeightsError
 from reporting.figures import RankCell
 from reporting.pictures import Maps
-from structures import ImageRecord, PerModality, UserError
+from structures import ImageRecord, PerModality
 from tools import figures
 from tools.figures import choose_pattern, find_queries, main, parse_arguments
 

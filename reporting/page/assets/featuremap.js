@@ -6,6 +6,7 @@
   const { fixed, cameraName, cameraOf, person, conditionName, conditionNow, patternNow, compareValues } =
     REPORT.words;
   const { many, few, viridis, legendKey, legendScale } = REPORT.colours;
+  const { indexOf, isPositive } = REPORT.queryList;
   const MARGIN = 26;
   const PICK_RADIUS = 14;
   const MAX_ZOOM = 24;
@@ -95,14 +96,14 @@
         (width - 2 * MARGIN) / (right - left || 1),
         (height - 2 * MARGIN) / (bottom - top || 1),
       );
-      this.placeX = x.map((value) => width / 2 + (value - (left + right) / 2) * factor);
-      this.placeY = y.map((value) => height / 2 + (value - (top + bottom) / 2) * factor);
+      this.baseX = x.map((value) => width / 2 + (value - (left + right) / 2) * factor);
+      this.baseY = y.map((value) => height / 2 + (value - (top + bottom) / 2) * factor);
     }
 
     /** Where a row is on the canvas, in CSS pixels. */
     position(row) {
       const { zoom, x, y } = this.view;
-      return [this.placeX[row] * zoom + x, this.placeY[row] * zoom + y];
+      return [this.baseX[row] * zoom + x, this.baseY[row] * zoom + y];
     }
 
     schedule() {
@@ -111,12 +112,12 @@
     }
 
     draw() {
-      if (!this.size || !this.placeX) return;
+      if (!this.size || !this.baseX) return;
       const context = this.canvas.getContext("2d");
       context.setTransform(this.size.ratio, 0, 0, this.size.ratio, 0, 0);
       context.clearRect(0, 0, this.size.width, this.size.height);
       const layers = { faded: [], normal: [], match: [], query: [] };
-      this.placeX.forEach((_, row) => {
+      this.baseX.forEach((_, row) => {
         const look = this.look(row);
         layers[look.strength].push([row, look]);
       });
@@ -141,18 +142,18 @@
       context.stroke();
     }
 
-    place(event) {
+    pointOf(event) {
       const box = this.canvas.getBoundingClientRect();
       return [event.clientX - box.left, event.clientY - box.top];
     }
 
     /** The row nearest to the pointer, or null if none is near. */
     pick(event) {
-      if (!this.placeX) return null;
-      const [x, y] = this.place(event);
+      if (!this.baseX) return null;
+      const [x, y] = this.pointOf(event);
       let best = null;
       let nearest = PICK_RADIUS ** 2;
-      for (let row = 0; row < this.placeX.length; row += 1) {
+      for (let row = 0; row < this.baseX.length; row += 1) {
         const [a, b] = this.position(row);
         const distance = (a - x) ** 2 + (b - y) ** 2;
         if (distance < nearest) [best, nearest] = [row, distance];
@@ -162,10 +163,10 @@
 
     onWheel(event) {
       event.preventDefault();
-      this.zoomAt(Math.exp(-event.deltaY * WHEEL_SPEED), this.place(event));
+      this.zoomAt(Math.exp(-event.deltaY * WHEEL_SPEED), this.pointOf(event));
     }
 
-    /** Enlarges around a place of the canvas, by default its middle. */
+    /** Enlarges around a point of the canvas, by default its middle. */
     zoomAt(factor, [x, y] = [this.size.width / 2, this.size.height / 2]) {
       const zoom = Math.min(MAX_ZOOM, Math.max(1, this.view.zoom * factor));
       const change = zoom / this.view.zoom;
@@ -183,12 +184,12 @@
 
     onDown(event) {
       this.canvas.setPointerCapture(event.pointerId);
-      this.drag = { start: this.place(event), view: { ...this.view }, moved: false };
+      this.drag = { start: this.pointOf(event), view: { ...this.view }, moved: false };
     }
 
     onMove(event, onHover) {
       if (!this.drag) return onHover(this.pick(event), event);
-      const [x, y] = this.place(event);
+      const [x, y] = this.pointOf(event);
       const [dx, dy] = [x - this.drag.start[0], y - this.drag.start[1]];
       this.drag.moved = this.drag.moved || Math.hypot(dx, dy) > DRAG_START;
       if (!this.drag.moved) return;
@@ -213,9 +214,9 @@
   const numbered = (column) =>
     new Map([...new Set(column)].sort(compareValues).map((value, i) => [value, i]));
 
-  const isQuery = (row) => REPORT.queryList.indexOf(row) >= 0;
+  const isQuery = (row) => indexOf(row) >= 0;
 
-  const apOf = (row) => REPORT.rankLists.ranking()?.ap[REPORT.queryList.indexOf(row)];
+  const apOf = (row) => REPORT.rankLists.ranking()?.ap[indexOf(row)];
 
   /** The colour and the marker of a triple. */
   function kindOf(row) {
@@ -234,12 +235,6 @@
     if (row === query) return "query";
     if (hovered !== null && person(row) !== person(hovered)) return "faded";
     return query !== null && isPositive(query, row) ? "match" : "normal";
-  }
-
-  /** A positive is of the same person and not left out by the protocol. */
-  function isPositive(query, row) {
-    const column = REPORT.summary.triples[REPORT.summary.protocol];
-    return person(row) === person(query) && (!column || column[row] !== column[query]);
   }
 
   const look = (row) => ({ ...kindOf(row), strength: strengthOf(row) });

@@ -24,7 +24,11 @@
     return { ...Object.fromEntries(entries), row: REPORT.summary.queries[index], skipped };
   }
 
-  const isPositive = (query, row) => person(query) === person(row);
+  /** A positive is of the same person and not left out by the protocol. */
+  function isPositive(query, row) {
+    const column = REPORT.summary.triples[REPORT.summary.protocol];
+    return person(row) === person(query) && (!column || column[row] !== column[query]);
+  }
 
   /** Whether the typed text means this triple: part of its name, its identity, or its row as #12. */
   function matchesText(row, text) {

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from errors import UserError
 from modeling.branches.demo import ATMoE
-from structures import UserError
 
 BATCH, FEATURES, DIM, HEADS = 5, 7, 16, 4
 WIDTH = DIM // HEADS

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.baselines import PlainHDM
+from errors import UserError
 from modeling.branches.demo import HDM, SUBSETS
-from structures import Modality, PerModality, UserError
+from structures import Modality, PerModality
 
 
 def random_tokens(
