@@ -37,9 +37,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The configuration, the run folder, and the checkpoint to resume from.
     args = train_arguments(argv)
     cfg = load_config(args.config_file, args.overrides)
-    world = World.from_environment()
+    world, folder = World.from_environment(), Path(cfg.OUTPUT_DIR)
     device = make_device(cfg, world)
-    folder = Path(cfg.OUTPUT_DIR)
     open_run_folder(folder, overwrite=args.overwrite, resume=args.resume is not None)
     warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
