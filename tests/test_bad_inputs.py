@@ -587,7 +587,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "a test set with one camera": (
         _one_camera,
         "none of the 2 queries can be scored: the gallery has no image of the same identity that the "
-        "protocol counts, one of another camera (or scene); check the test split",
+        "protocol counts, one of another camera (or scene); check the files of the test split",
     ),
     "a batch that the processes cannot share": (
         _several_processes,
