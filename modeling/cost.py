@@ -175,7 +175,7 @@ def measure_cost(model: MultiModalReID) -> CostReport:
         parts.append(PartCost(title, sum(p.numel() for p in parameters), trainable, multiply_adds[title]))
     device = next(model.parameters()).device
     on_cuda = device.type == "cuda"
-    where = torch.cuda.get_device_name(device) if on_cuda else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(device) if on_cuda else f"CPU, threads: {torch.get_num_threads()}"
     batch_size = 64 if on_cuda else 4
     speed = measure_speed(model, batch_size)
     return CostReport(tuple(parts), speed, batch_size, where, count_tokens(model))
