@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from config import load_config
+from inference import Predictor
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from trained import load_trained
@@ -36,3 +38,8 @@ def demo_sdtps(
     if weights is not None:
         return load_trained(weights, overrides, config_file=config_file).model.eval()
     return make_model(load_config(config_file or _DEFAULT, overrides), num_classes, num_cameras).eval()
+
+
+def predictor(weights: str | Path, **options: Any) -> Predictor:
+    """A trained model that embeds image files; `options` are those of `inference.Predictor.load`."""
+    return Predictor.load(weights, **options)

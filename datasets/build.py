@@ -250,9 +250,7 @@ def _make_retrieval_set(
     cfg: CfgNode, source: DataSource, query: Records, gallery: Records, *, rank: int, num_processes: int
 ) -> RetrievalSet:
     """A loader of the distinct triples of query and gallery, this process's part, and their rows."""
-    transform = EvalTransform(
-        size=tuple(cfg.INPUT.SIZE_TEST), mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD
-    )
+    transform = make_eval_transform(cfg)
     records = _distinct(query, gallery)
     row_of = {record.paths: row for row, record in enumerate(records)}
     dataset = MultiModalDataset(
@@ -266,6 +264,11 @@ def _make_retrieval_set(
         gallery_rows=np.array([row_of[record.paths] for record in gallery]),
         protocol=source.protocol,
     )
+
+
+def make_eval_transform(cfg: CfgNode) -> EvalTransform:
+    """What test images go through."""
+    return EvalTransform(size=tuple(cfg.INPUT.SIZE_TEST), mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
 
 
 def _distinct(*splits: Records) -> Records:

@@ -157,7 +157,7 @@ class MultiModalDataset(Dataset[Sample]):
                 image.zero_()
         mask = None
         if self.mask_transform is not None and record.mask_path is not None:
-            mask = self.mask_transform(_read_image(record.mask_path, "mask", mode="L"))
+            mask = self.mask_transform(read_image(record.mask_path, "mask", mode="L"))
         return Sample(images, record, mask, unreadable)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
@@ -242,7 +242,7 @@ def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
         return PerModality(*_cut_strip(record.files[0]))
     pairs = zip(Modality, record.paths, strict=True)
     return PerModality(
-        *(None if path is None else _read_image(path, m.value, mode="RGB") for m, path in pairs)
+        *(None if path is None else read_image(path, m.value, mode="RGB") for m, path in pairs)
     )
 
 
@@ -259,7 +259,7 @@ def strip_fault(height: int, width: int) -> str | None:
 
 
 def _cut_strip(path: Path) -> Iterator[Image.Image]:
-    strip = _read_image(path, _ALL_MODALITIES, mode="RGB")
+    strip = read_image(path, _ALL_MODALITIES, mode="RGB")
     fault = strip_fault(strip.height, strip.width)
     if fault is not None:
         name = on_one_line(path)
@@ -272,7 +272,8 @@ def _cut_strip(path: Path) -> Iterator[Image.Image]:
         yield strip.crop((left, 0, left + width, strip.height))
 
 
-def _read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
+def read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
+    """The image in a file, upright, as `RGB` or `L`; `kind` names it in the error."""
     try:
         with open_image(path) as image:
             image.load()  # decodes the whole file, so that a truncated one fails here

@@ -40,6 +40,11 @@ class EvalTransform:
         floats = F.to_dtype(images, torch.float32, scale=True)
         return F.normalize(floats, self._mean, self._std, inplace=True)
 
+    def undo(self, images: Tensor) -> Tensor:
+        """The images (…, 3, H, W) before normalisation, in [0, 1]."""
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self._mean, self._std))
+        return (images * std + mean).clamp(0, 1)
+
     def mask(self, image: Image.Image) -> Tensor:
         """A grey mask → (H, W) in [0, 1], aligned with the images."""
         return F.to_dtype(self.resize(image), torch.float32, scale=True).squeeze(0)

@@ -20,6 +20,8 @@ PACKAGES: dict[str, set[str]] = {
     "engine": {*SHARED, "evaluation"},
     "reporting": {*SHARED, "evaluation"},
 }
+ENTRY_POINTS = {"train_net", "test_net", "trained", "hubconf", "inference", "tools", "studies", "benchmarks"}
+"""What no package may import."""
 FORBIDDEN_CALLS = {"print", "eval", "exec", "compile", "__import__"}
 RUNS_CODE = {
     *(
@@ -64,13 +66,13 @@ def test_packages_import_only_what_they_may(package: str) -> None:
     for path in files_of(package):
         for module in imported_modules(path):
             top = module.partition(".")[0]
-            if top in PACKAGES or top in {"train_net", "test_net", "trained", "hubconf", "tools"}:
+            if top in PACKAGES or top in ENTRY_POINTS:
                 assert top == package or top in PACKAGES[package], (
                     f"{path.relative_to(ROOT)} imports {module}"
                 )
 
 
-@pytest.mark.parametrize("package", [*PACKAGES, "tools"])
+@pytest.mark.parametrize("package", [*PACKAGES, "tools", "inference"])
 def test_packages_neither_print_nor_move_to_cuda(package: str) -> None:
     for path in files_of(package):
         for node in ast.walk(ast.parse(path.read_text())):

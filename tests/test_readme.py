@@ -17,8 +17,14 @@ def run(tmp_path_factory: pytest.TempPathFactory, mini_settings: list[str]) -> P
     folder = tmp_path_factory.mktemp("run")
     quick = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
     train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *quick, "OUTPUT_DIR", str(folder)])
-    for name in ("rgb", "ni", "ti"):
-        Image.new("RGB", (50, 100), "grey").save(folder / f"{name}.jpg")
+    for name in (
+        "rgb.jpg",
+        "ni.jpg",
+        "ti.jpg",
+        *(f"{kind}/{n}.jpg" for kind in ("RGB", "NI", "TI") for n in "ab"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.effect_noise((50, 100), 60).save(folder / name)
     return folder
 
 
@@ -28,22 +34,21 @@ def read_code(page: str) -> str:
     return str(code)
 
 
-def test_the_code_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_readme_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = read_code("README.md")
     assert '"path/to/the/checkout"' in code
-    assert "256, 128" in code
-    code = code.replace("path/to/the/checkout", str(ROOT)).replace("256, 128", "128, 64")
     monkeypatch.chdir(run)
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)
+    exec(compile(code.replace("path/to/the/checkout", str(ROOT)), "README.md", "exec"), names)
     assert names["features"].shape == (2, 2 * 3 * 64)
-    assert names["kept"].shape == (2, 64)
+    assert -1 <= names["similarity"].item() <= 1
+    assert Image.open(run / "kept.png").size == (3 * 64, 128)
 
 
-def test_image_files_are_encoded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_files_are_ranked(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
     names: dict[str, Any] = {}
     exec(compile(read_code("docs/getting_started.md"), "getting_started.md", "exec"), names)
-    assert names["features"].shape == (1, 2 * 3 * 64)
-    assert names["features"].norm().item() == pytest.approx(1)
-    assert names["batch"].images.rgb.shape == (1, 3, 128, 64)
+    assert names["features"].shape == (2, 2 * 3 * 64)
+    assert names["ranked"].tolist() == [0, 1]
+    assert names["explained"].scores.rgb.shape == (16, 8)

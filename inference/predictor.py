@@ -1,0 +1,275 @@
+"""A trained model on images of your own: files, PIL images or arrays in, descriptors out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from datasets.build import make_eval_transform
+from datasets.dataset import UnreadableImageError, read_image
+from datasets.pixels import convert_to
+from datasets.transforms import EvalTransform
+from engine.runtime import choose_device
+from errors import UserError
+from modeling.reid_model import MultiModalReID
+from structures import RETURN_PATTERNS, ModalBatch, Modality, ModelOutput, PerModality
+from trained import load_trained
+
+logger = logging.getLogger(__name__)
+
+ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
+"""A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits."""
+
+ON_ERROR = ("raise", "skip")
+READERS = 4  # threads that decode images, which does not hold Python's lock
+LONG = 4  # batches from which on a progress bar is shown
+UNSEEN = 1 << 30  # a camera or scene that training never saw
+DARKENED = 0.25  # brightness of the patches that were not kept
+
+
+@dataclass(frozen=True)
+class Triple:
+    """Images of one person, taken together; leave out the modalities that you do not have."""
+
+    rgb: ImageSource | None = None
+    ni: ImageSource | None = None
+    ti: ImageSource | None = None
+    # Its number among the cameras of training, from 0, for a model that embeds cameras. None for a camera of
+    # your own, which gets what TEST.UNSEEN_CAMERA says.
+    camera: int | None = None
+
+    @property
+    def images(self) -> PerModality[ImageSource | None]:
+        """The images by modality."""
+        return PerModality(self.rgb, self.ni, self.ti)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A part of the triples that `Predictor.stream` was given."""
+
+    features: Tensor  # (n, D), each row of length 1
+    indices: tuple[int, ...]  # of the n triples among all
+    unreadable: dict[int, str]  # by index, why a triple of this part was skipped
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a model kept of one triple, in a grid of R x C patches."""
+
+    images: PerModality[Tensor]  # as the model saw them, each (3, H, W) in [0, 1]
+    kept: PerModality[Tensor]  # indices of the kept patches, each (K,), in [0, R * C)
+    scores: PerModality[Tensor]  # each (R, C); larger is kept
+    sources: PerModality[dict[str, Tensor]]  # what the scores are made of, by name, each (R, C)
+
+    def draw(self) -> Image.Image:
+        """The three images side by side; patches that were not kept are dark."""
+        shown = []
+        for image, kept, scores in zip(self.images, self.kept, self.scores, strict=True):
+            brightness = torch.full_like(scores, DARKENED)
+            brightness.view(-1)[kept] = 1.0
+            shown.append(image * F.interpolate(brightness[None, None], size=image.shape[1:])[0])
+        return Image.fromarray(torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0).numpy())
+
+
+class Predictor:
+    """Embeds triples of images. Several threads may use one predictor."""
+
+    def __init__(
+        self,
+        model: MultiModalReID,
+        transform: EvalTransform,
+        *,
+        device: torch.device,
+        pattern: int = 3,
+        after_neck: bool = False,
+        num_cameras: int = 0,
+        batch_size: int = 32,
+    ) -> None:
+        """Take a model that is built; `load` builds one from a checkpoint.
+
+        Args:
+            model: is moved to the device and put into evaluation mode.
+            transform: that of the model's test images.
+            device: where the model computes.
+            pattern: the return pattern: 1 original features, 2 fused, 3 both.
+            after_neck: take the features after the BNNeck instead of before.
+            num_cameras: cameras of training.
+            batch_size: triples in one forward pass.
+        """
+        if pattern not in RETURN_PATTERNS:
+            raise UserError(f"there is no return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
+        if batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}; it must be 1 or more")
+        self.device = device
+        self._model = model.to(device).eval()
+        self._transform = transform
+        self._pattern, self._after_neck = pattern, after_neck
+        self._num_cameras = num_cameras
+        self._batch_size = batch_size
+        self._lock = threading.Lock()  # slimming keeps the attention of a pass in the model
+
+    @classmethod
+    def load(
+        cls,
+        weights: str | Path,
+        overrides: Sequence[str] = (),
+        *,
+        config_file: str | Path | None = None,
+        device: str = "auto",
+        pattern: int = 3,
+        batch_size: int = 32,
+    ) -> Predictor:
+        """Read a checkpoint; configuration, identities and cameras come from the file.
+
+        Args:
+            weights: a checkpoint of this project; DeMo's need `config_file`.
+            overrides: `KEY VALUE …`, as on the command line.
+            config_file: a YAML file on top of the configuration in the checkpoint.
+            device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one.
+            pattern: as for the class.
+            batch_size: as for the class.
+        """
+        trained = load_trained(weights, overrides, config_file=config_file)
+        name, _, number = device.partition(":")
+        return cls(
+            trained.model,
+            make_eval_transform(trained.cfg),
+            device=choose_device(name, number or trained.cfg.MODEL.DEVICE_ID),
+            pattern=pattern,
+            after_neck=trained.cfg.TEST.NECK_FEAT == "after",
+            num_cameras=len(trained.split.cameras),
+            batch_size=batch_size,
+        )
+
+    def embed(self, triples: Sequence[Triple], *, on_error: str = "raise") -> Tensor:
+        """The descriptors of N triples, (N, D), each of length 1, on the CPU.
+
+        Args:
+            triples: N of them.
+            on_error: `raise` at the first image that cannot be read; with `skip` the row of its triple is
+                NaN, and the log lists the files.
+        """
+        hidden = None if len(triples) > LONG * self._batch_size else True
+        with tqdm(total=len(triples), desc="embed", unit="triple", leave=False, disable=hidden) as bar:
+            parts = []
+            for part in self.stream(triples, on_error=on_error):
+                parts.append(part)
+                bar.update(len(part.indices) + len(part.unreadable))
+        read = [part for part in parts if part.indices]
+        if not read:
+            raise UserError(f"none of {len(triples)} triples can be read; there is nothing to embed")
+        features = torch.full((len(triples), read[0].features.shape[1]), torch.nan)
+        for part in read:
+            features[list(part.indices)] = part.features
+        return features
+
+    def stream(self, triples: Iterable[Triple], *, on_error: str = "raise") -> Iterator[Embedded]:
+        """The descriptors batch by batch, of any number of triples, in constant memory.
+
+        Args:
+            triples: may be a generator; the next batch is read while one is computed.
+            on_error: see `embed`; with `skip`, a part lists what it skipped.
+        """
+        if on_error not in ON_ERROR:
+            raise UserError(f"on_error is {on_error!r}; choose from {', '.join(ON_ERROR)}")
+        source, start = iter(triples), 0
+        with ThreadPoolExecutor(READERS) as pool:
+            waiting = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
+            while waiting:
+                upcoming = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
+                images, cameras, unreadable = {}, [], {}
+                for index, future in enumerate(waiting, start):
+                    try:
+                        images[index], camera = future.result()
+                        cameras.append(camera)
+                    except UnreadableImageError as error:
+                        if on_error == "raise":
+                            raise
+                        unreadable[index] = str(error)
+                        logger.warning("triple %d is skipped: %s", index, error)
+                features = torch.empty(0, 0)
+                if images:
+                    output = self._forward(torch.stack(list(images.values()), dim=1), cameras)
+                    features = output.embedding(self._pattern, after_neck=self._after_neck)
+                yield Embedded(F.normalize(features.float(), dim=1).cpu(), tuple(images), unreadable)
+                start += len(waiting)
+                waiting = upcoming
+
+    def explain(self, triple: Triple) -> Explanation:
+        """What the model keeps of a triple; a UserError if it keeps every patch."""
+        images, camera = self._read(triple)
+        selection = self._forward(images[:, None], [camera]).selection
+        if selection is None:
+            raise UserError("this model keeps every patch: MODEL.USE_SDTPS and MODEL.SLIM_LAYERS are off")
+
+        def to_grid(values: Tensor) -> Tensor:
+            return values[0].cpu().view(selection.grid)
+
+        return Explanation(
+            images=PerModality(*self._transform.undo(images)),
+            kept=selection.kept.map(lambda kept: kept[0].cpu()),
+            scores=selection.scores.map(to_grid),
+            sources=selection.sources.map(
+                lambda by_name: {name: to_grid(values) for name, values in by_name.items()}
+            ),
+        )
+
+    def _read(self, triple: Triple) -> tuple[Tensor, int]:
+        """The images as the model takes them, (3, 3, H, W), zeros where one is missing, and the camera."""
+        if not any(image is not None for image in triple.images):
+            raise UserError("a triple has no image; give at least one of rgb, ni and ti")
+        if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
+            raise UserError(
+                f"the model was trained with {self._num_cameras} cameras, counted from 0, and camera "
+                f"{triple.camera} is not one of them; leave it out for a camera of your own"
+            )
+        pairs = list(zip(Modality, triple.images, strict=True))
+        resized = torch.zeros(len(Modality), 3, *self._transform.size, dtype=torch.uint8)
+        for target, (modality, source) in zip(resized, pairs, strict=True):
+            if source is not None:
+                target.copy_(self._transform.resize(_open(source, modality)))
+        images = self._transform(resized)
+        for image, (_, source) in zip(images, pairs, strict=True):
+            if source is None:
+                image.zero_()
+        return images, UNSEEN if triple.camera is None else triple.camera
+
+    @torch.no_grad()
+    def _forward(self, images: Tensor, cameras: Sequence[int]) -> ModelOutput:
+        """The model's output for images (3, B, 3, H, W) of B cameras."""
+        camera_ids = torch.tensor(cameras)
+        unknown = torch.full_like(camera_ids, UNSEEN)
+        batch = ModalBatch(PerModality(*images), unknown, camera_ids, unknown)
+        with self._lock:
+            output: ModelOutput = self._model(batch.to(self.device))
+        return output
+
+
+def _open(source: ImageSource, modality: Modality) -> Image.Image:
+    """An image in colour, upright, with 8 bits per channel."""
+    if isinstance(source, (str, os.PathLike)):
+        return read_image(Path(source), modality.value, mode="RGB")
+    if isinstance(source, np.ndarray):
+        colour = source.ndim == 3 and source.shape[2] == 3 and source.dtype == np.uint8
+        if not colour and not (source.ndim == 2 and source.dtype in (np.uint8, np.uint16)):
+            raise UserError(
+                f"an array for {modality.value} has shape {source.shape} and type {source.dtype}; give "
+                "(H, W, 3) of uint8, or (H, W) of uint8 or uint16"
+            )
+        source = Image.fromarray(source)
+    return convert_to(source, "RGB")
