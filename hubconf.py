@@ -12,7 +12,7 @@ from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from trained import load_trained
 
-dependencies = ["torch", "timm", "yacs", "yaml", "safetensors"]
+dependencies = ["torch", "torchvision", "timm", "yacs", "yaml", "safetensors", "PIL", "tqdm"]
 
 _DEFAULT = Path(__file__).parent / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 

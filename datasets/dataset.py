@@ -179,9 +179,7 @@ class MultiModalDataset(Dataset[Sample]):
         """The images of a record, from the cache or from disk, (3, 3, H, W) bytes."""
         if self.cache is not None and (kept := self.cache.get(row)) is not None:
             return kept
-        black = torch.zeros(3, *self.transform.size, dtype=torch.uint8)
-        images = read_images(self.records[row])
-        resized = torch.stack([black if image is None else self.transform.resize(image) for image in images])
+        resized = resize_images(read_images(self.records[row]), self.transform)
         if self.cache is not None:
             self.cache.put(row, resized)
         return resized
@@ -197,6 +195,12 @@ class MultiModalDataset(Dataset[Sample]):
         ]
         rng = np.random.default_rng((self.seed, key.epoch, key.index, key.draw))
         yield from map(int, rng.permutation(others))
+
+
+def resize_images(images: PerModality[Image.Image | None], transform: Transform) -> Tensor:
+    """The resized images of a triple, (3, 3, H, W) bytes; black for one that is not there."""
+    black = torch.zeros(3, *transform.size, dtype=torch.uint8)
+    return torch.stack([black if image is None else transform.resize(image) for image in images])
 
 
 def collate(samples: Sequence[Sample]) -> ModalBatch:

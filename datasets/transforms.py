@@ -29,7 +29,7 @@ class EvalTransform:
     def __init__(self, *, size: tuple[int, int], mean: Sequence[float], std: Sequence[float]) -> None:
         """`size` is height and width; `mean` and `std` are those of each channel, for values in [0, 1]."""
         self.size = size
-        self._mean, self._std = list(mean), list(std)
+        self.mean, self.std = list(mean), list(std)
 
     def resize(self, image: Image.Image) -> Tensor:
         """An RGB or grey image of any size → (3 or 1, H, W) bytes."""
@@ -38,12 +38,7 @@ class EvalTransform:
     def __call__(self, images: Tensor) -> Tensor:
         """The bytes of a triple, (3, 3, H, W), which are not changed → normalised floats."""
         floats = F.to_dtype(images, torch.float32, scale=True)
-        return F.normalize(floats, self._mean, self._std, inplace=True)
-
-    def undo(self, images: Tensor) -> Tensor:
-        """The images (…, 3, H, W) before normalisation, in [0, 1]."""
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self._mean, self._std))
-        return (images * std + mean).clamp(0, 1)
+        return F.normalize(floats, self.mean, self.std, inplace=True)
 
     def mask(self, image: Image.Image) -> Tensor:
         """A grey mask → (H, W) in [0, 1], aligned with the images."""

@@ -20,12 +20,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datasets.build import make_eval_transform
-from datasets.dataset import UnreadableImageError, read_image
+from datasets.dataset import UnreadableImageError, read_image, resize_images
 from datasets.pixels import convert_to
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
 from errors import UserError
-from modeling.reid_model import MultiModalReID
+from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
+from reporting.pictures import denormalise, spread_over_pixels
 from structures import RETURN_PATTERNS, ModalBatch, Modality, ModelOutput, PerModality
 from trained import load_trained
 
@@ -37,7 +38,6 @@ ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
 ON_ERROR = ("raise", "skip")
 READERS = 4  # threads that decode images, which does not hold Python's lock
 LONG = 4  # batches from which on a progress bar is shown
-UNSEEN = 1 << 30  # a camera or scene that training never saw
 DARKENED = 0.25  # brightness of the patches that were not kept
 
 
@@ -80,9 +80,10 @@ class Explanation:
         """The three images side by side; patches that were not kept are dark."""
         shown = []
         for image, kept, scores in zip(self.images, self.kept, self.scores, strict=True):
-            brightness = torch.full_like(scores, DARKENED)
-            brightness.view(-1)[kept] = 1.0
-            shown.append(image * F.interpolate(brightness[None, None], size=image.shape[1:])[0])
+            brightness = torch.full((1, scores.numel()), DARKENED)
+            brightness[0, kept] = 1.0
+            grid = (scores.shape[0], scores.shape[1])
+            shown.append(image * spread_over_pixels(brightness, grid, image)[0])
         return Image.fromarray(torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
@@ -221,7 +222,7 @@ class Predictor:
             return values[0].cpu().view(selection.grid)
 
         return Explanation(
-            images=PerModality(*self._transform.undo(images)),
+            images=PerModality(*denormalise(images, self._transform.mean, self._transform.std)),
             kept=selection.kept.map(lambda kept: kept[0].cpu()),
             scores=selection.scores.map(to_grid),
             sources=selection.sources.map(
@@ -238,22 +239,19 @@ class Predictor:
                 f"the model was trained with {self._num_cameras} cameras, counted from 0, and camera "
                 f"{triple.camera} is not one of them; leave it out for a camera of your own"
             )
-        pairs = list(zip(Modality, triple.images, strict=True))
-        resized = torch.zeros(len(Modality), 3, *self._transform.size, dtype=torch.uint8)
-        for target, (modality, source) in zip(resized, pairs, strict=True):
-            if source is not None:
-                target.copy_(self._transform.resize(_open(source, modality)))
-        images = self._transform(resized)
-        for image, (_, source) in zip(images, pairs, strict=True):
-            if source is None:
+        sources = zip(Modality, triple.images, strict=True)
+        opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources))
+        images = self._transform(resize_images(opened, self._transform))
+        for image, found in zip(images, opened, strict=True):
+            if found is None:
                 image.zero_()
-        return images, UNSEEN if triple.camera is None else triple.camera
+        return images, BEYOND_THE_TABLE if triple.camera is None else triple.camera
 
     @torch.no_grad()
     def _forward(self, images: Tensor, cameras: Sequence[int]) -> ModelOutput:
         """The model's output for images (3, B, 3, H, W) of B cameras."""
         camera_ids = torch.tensor(cameras)
-        unknown = torch.full_like(camera_ids, UNSEEN)
+        unknown = torch.full_like(camera_ids, BEYOND_THE_TABLE)
         batch = ModalBatch(PerModality(*images), unknown, camera_ids, unknown)
         with self._lock:
             output: ModelOutput = self._model(batch.to(self.device))
