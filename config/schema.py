@@ -167,13 +167,14 @@ TABLE = (
     TrainKey("INPUT.PROB", 0.5, "Probability of a horizontal flip.", between(0, 1)),
     TrainKey("INPUT.PADDING", 10, "Black pixels on each side before the crop.", FROM_0),
     TrainKey("INPUT.RE_PROB", 0.5, "Probability of random erasing.", between(0, 1)),
+    TrainKey("INPUT.JITTER", 0.0, "Brightness and contrast of each modality vary by this share.", between(0, 1)),
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "Normalisation: mean, for values in [0, 1].", THREE),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "Normalisation: standard deviation.", THREE_ABOVE_0),
     TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",
-        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticV1` or "
-        "`SyntheticHard`: [data.md](data.md)."),
+        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticTrunk`, "
+        "`SyntheticV1` or `SyntheticHard`: [data.md](data.md)."),
     FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder."),
     TrainKey("DATASETS.VAL_IDS", 0,
         "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "

@@ -107,6 +107,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         flip_prob=cfg.INPUT.PROB,
         padding=cfg.INPUT.PADDING,
         erase_prob=cfg.INPUT.RE_PROB,
+        jitter=cfg.INPUT.JITTER,
         shared=cfg.INPUT.SHARED_AUGMENT,
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,

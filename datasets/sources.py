@@ -13,13 +13,21 @@ from datasets.layout import to_splits
 from datasets.msvr310 import scan_msvr310
 from datasets.rgbnt100 import scan_rgbnt100
 from datasets.rgbnt201 import scan_rgbnt201
-from datasets.synthetic import ANYWHERE_SPEC, HARD_SPEC_V1, DrawnSpec, SpecV1, SyntheticSpec, ensure_synthetic
+from datasets.synthetic import (
+    ANYWHERE_SPEC,
+    HARD_SPEC_V1,
+    TRUNK_SPEC,
+    DrawnSpec,
+    SpecV1,
+    SyntheticSpec,
+    ensure_synthetic,
+)
 from datasets.wmveid863 import scan_wmveid863
 
 
-def _draw_synthetic(root: Path, *, name: str, spec: DrawnSpec) -> Path:
+def _draw_synthetic(root: Path, *, name: str, spec: DrawnSpec, seed: int) -> Path:
     try:
-        return ensure_synthetic(root, name=name, seed=0, spec=spec)  # the same set for every training seed
+        return ensure_synthetic(root, name=name, seed=seed, spec=spec)  # the same set for every training seed
     except OSError as error:
         raise DatasetError(
             f"the synthetic data set cannot be drawn in {root.absolute()} ({error.strerror}); "
@@ -59,8 +67,12 @@ DRAWN_SETS: dict[str, DrawnSpec] = {
     "SyntheticAnywhere": ANYWHERE_SPEC,
     "SyntheticV1": SpecV1(),
     "SyntheticHard": HARD_SPEC_V1,
+    "SyntheticTrunk": TRUNK_SPEC,
 }
 """The data sets that the project draws, by their name in DATASETS.NAMES."""
+
+SEEDS = {"SyntheticTrunk": 1}
+"""Of the drawings; others have 0. People of different seeds are different people."""
 
 _RGBNT201 = DataSource("RGBNT201", scan_rgbnt201, "camera", lambda camera: f"cam{camera + 1}")
 
@@ -70,7 +82,11 @@ SOURCES = {
     "MSVR310": DataSource("MSVR310", scan_msvr310, "scene", lambda view: f"v{view}"),
     "WMVeID863": DataSource("WMVEID863", scan_wmveid863, "camera", lambda camera: f"v{camera}"),
     **{
-        name: replace(_RGBNT201, folder=name, draw=partial(_draw_synthetic, name=name, spec=spec))
+        name: replace(
+            _RGBNT201,
+            folder=name,
+            draw=partial(_draw_synthetic, name=name, spec=spec, seed=SEEDS.get(name, 0)),
+        )
         for name, spec in DRAWN_SETS.items()
     },
 }

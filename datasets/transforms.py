@@ -46,7 +46,7 @@ class EvalTransform:
 
 
 class TrainTransform(EvalTransform):
-    """Resize, flip, pad and crop, normalise, erase. All randomness comes from torch's global generator."""
+    """Resize, flip, pad and crop, jitter, normalise, erase. All randomness comes from torch's global generator."""
 
     interpolation = T.InterpolationMode.BICUBIC
 
@@ -57,6 +57,7 @@ class TrainTransform(EvalTransform):
         flip_prob: float,
         padding: int,
         erase_prob: float,
+        jitter: float,
         mean: Sequence[float],
         std: Sequence[float],
         shared: bool,
@@ -64,12 +65,14 @@ class TrainTransform(EvalTransform):
         """As `EvalTransform`; `padding` adds black pixels on each side before a crop of `size` is taken.
 
         With `shared`, the three modalities are flipped and cropped alike, so that their pixels stay aligned.
-        Erasing, which replaces a rectangle by standard normal noise, is drawn for each on its own.
+        Erasing, which replaces a rectangle by standard normal noise, is drawn for each on its own, and so is
+        jitter: brightness and contrast, each times a factor in 1 ± `jitter`.
         """
         super().__init__(size=size, mean=mean, std=std)
         self._padding = padding
         self._flip_and_crop = T.Compose([T.RandomHorizontalFlip(flip_prob), T.RandomCrop(size)])
         self._erase = T.RandomErasing(erase_prob, ERASED_SHARE, ERASED_ASPECT, value="random", inplace=True)
+        self._jitter = T.ColorJitter(brightness=jitter, contrast=jitter) if jitter else None
         self._shared = shared
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -79,6 +82,8 @@ class TrainTransform(EvalTransform):
             moved = self._flip_and_crop(padded)
         else:
             moved = torch.stack([self._flip_and_crop(image) for image in padded])
+        if self._jitter is not None:
+            moved = torch.stack([self._jitter(image) for image in moved])
         normalised = super().__call__(moved)
         for image in normalised:
             self._erase(image)

@@ -19,6 +19,9 @@ from modeling.reid_model import MultiModalReID
 
 logger = logging.getLogger(__name__)
 
+TRUNK = "backbone.vit."
+"""Prefix of the entries that are the trunk."""
+
 CAMERA_EMBEDDING = "backbone.camera_embed"
 """The entry with a row for each camera, scene, or pair of both."""
 
@@ -149,7 +152,9 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     from. Classifiers of another number of identities keep their initial values.
     """
     origin, state = read_any(path, key="MODEL.PRETRAIN_PATH_T")
-    if origin in ("ours", "demo"):
+    if origin == "ours" and all(name.startswith(TRUNK) for name in state):
+        state = {name.removeprefix(TRUNK): tensor for name, tensor in state.items()}
+    elif origin in ("ours", "demo"):
         file = ModelFile(path, origin, *to_our_names(state))
         return fill_model(model, file, allow_partial=allow_partial)
     # Bring the entries of a backbone under timm's names.

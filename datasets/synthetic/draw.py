@@ -67,6 +67,9 @@ class SyntheticSpec(DrawnSpec):
 ANYWHERE_SPEC = SyntheticSpec(placement_noise=1.0)
 """People are shifted and scaled so much that fixed patch indices do not find them."""
 
+TRUNK_SPEC = SyntheticSpec(train_ids=1024, train_shots=2, test_ids=40, test_shots=2)
+"""Many people with few images each, to pre-train a trunk."""
+
 
 @dataclass(frozen=True)
 class Person:
