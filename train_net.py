@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             progress=Progress(**start),
             rename=with_current_names,
             world=world,
-            draw_pictures=make_selection_watch(cfg, model, seen.loader, device),
+            draw_pictures=make_selection_watch(cfg, seen.loader, device),
         )
         seed_everything(cfg.SOLVER.SEED + world.rank)  # each process draws its own noise
         if earlier is not None:

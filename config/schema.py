@@ -209,6 +209,9 @@ TABLE = (
         "Each group goes from 0.1 to 0.001 of its own rate. False: of BASE_LR, as in DeMo."),
     TrainKey("SOLVER.LR_NOISE", True, "DeMo's ±67 % noise on the learning rate."),
     TrainKey("SOLVER.CLIP_GRAD", 0.0, "Largest gradient norm. 0: no clipping.", FROM_0),
+    TrainKey("SOLVER.EMA_DECAY", 0.0,
+        "Evaluate and keep the [moving average](reliability.md#weight-averaging) of the weights, with this "
+        "decay per step, such as 0.99. 0: the weights themselves.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,

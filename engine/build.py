@@ -23,6 +23,7 @@ def make_train_options(cfg: CfgNode, data: dict[str, Any] | None = None) -> Trai
     return TrainOptions(
         epochs=cfg.SOLVER.MAX_EPOCHS,
         clip_grad=cfg.SOLVER.CLIP_GRAD,
+        ema_decay=cfg.SOLVER.EMA_DECAY,
         mixed_precision=cfg.SOLVER.AMP,
         log_period=cfg.SOLVER.LOG_PERIOD,
         eval_period=cfg.SOLVER.EVAL_PERIOD,

@@ -189,6 +189,8 @@ def check_resumable_content(
         "random": lambda states: _are_random_states(states, device),
         "config": str,
     }
+    if "raw_model" in content:  # only with an average of the weights, which is `model` then
+        wanted["raw_model"] = model
     for name in wanted:
         _refuse(name, content.get(name), wanted[name])
 

@@ -28,8 +28,8 @@ def score_epochs(
     """Score the last epoch, the best one and the controls on the test split; all processes together.
 
     Where the epochs were evaluated on the test split, their scores are known already. Otherwise the test
-    split is read here, for the first time, and the model ends with the weights of the best epoch. The main
-    process saves the score of every query, for comparisons of runs.
+    split is read here, for the first time, and the tested model ends with the weights of the best epoch. The
+    main process saves the score of every query, for comparisons of runs.
 
     `result` is what the trainer's `run` has returned, `test` evaluates on the test split, and `untrained` is
     the model before training, or None for no controls.
@@ -48,9 +48,9 @@ def score_epochs(
         chosen = max(evaluated, key=lambda record: main_scores(record[split])["mAP"])  # the first of equals
         best, epoch, mean_ap = chosen[split], chosen["epoch"], main_scores(chosen[split])["mAP"]
     else:
-        last = score(trainer.model)
+        last = score(trainer.tested)
         epoch, mean_ap = _load_best(trainer)
-        best_result = score(trainer.model)
+        best_result = score(trainer.tested)
         _save_query_scores(trainer, "best", best_result)
         best = best_result.as_dict()
     _save_query_scores(trainer, "last", last)
@@ -71,15 +71,15 @@ def _save_query_scores(trainer: Trainer, checkpoint: str, result: EvaluationResu
 
 
 def _load_best(trainer: Trainer) -> tuple[int, float]:
-    """Fill the model of every process from best.pth; returns the epoch and the mAP that chose it."""
+    """Fill the tested model of every process from best.pth; returns the epoch and the mAP that chose it."""
     choice = (0, 0.0)
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
         weights = trainer.rename(content.get("model"))
-        check_model(weights, trainer.model.state_dict())
-        trainer.model.load_state_dict(weights)
+        check_model(weights, trainer.tested.state_dict())
+        trainer.tested.load_state_dict(weights)
         choice = content["epoch"], content["chosen_mAP"]
-    trainer.world.share(trainer.model.state_dict().values())
+    trainer.world.share(trainer.tested.state_dict().values())
     return trainer.world.gather_objects(choice)[0]
 
 

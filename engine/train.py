@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -57,6 +58,7 @@ class TrainOptions:
 
     epochs: int  # number of epochs
     clip_grad: float = 0.0  # largest gradient norm; 0 for no clipping
+    ema_decay: float = 0.0  # of the moving average of the weights, which is tested then; 0 for none
     mixed_precision: bool = True  # float16 on CUDA; the CPU always computes in float32
     log_period: int = 10  # steps between two log lines
     eval_period: int = 1  # epochs between two evaluations; the last epoch is always evaluated
@@ -70,7 +72,7 @@ class TrainOptions:
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """Trains a model, evaluates it, and keeps the last and the best weights."""
+    """Trains a model, evaluates it or its average, and keeps the last and the best weights."""
 
     # Maps a batch, and a function that joins the features of all processes, to a `ModelOutput`.
     model: nn.Module
@@ -88,9 +90,9 @@ class Trainer:
     world: World = field(default_factory=World)  # the processes of the run
     # Called with the number of each epoch, from 1, before it is trained.
     on_epoch: Callable[[int], None] = lambda epoch: None
-    # Draws the model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called after each
+    # Draws a model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called after each
     # evaluation, in the main process. It must not change the model or draw random numbers.
-    draw_pictures: Callable[[], Mapping[str, Tensor]] = dict
+    draw_pictures: Callable[[nn.Module], Mapping[str, Tensor]] = lambda model: {}
     progress: Progress = field(default_factory=Progress)  # how far the run has come
     # Brings the weights in a checkpoint of an earlier version under the names of today.
     rename: Callable[[Any], Any] = lambda weights: weights
@@ -101,6 +103,13 @@ class Trainer:
         self.stop = StopSwitch()
         self.mixed_precision = self.options.mixed_precision and on_cuda
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.mixed_precision)
+        # What is evaluated and kept: the model, or its average over the steps. Buffers are averaged as well:
+        # the statistics of batch normalisation lag behind as the weights do. The decay grows from 0, so that
+        # the start is soon forgotten; it depends on the step alone, so the average has no other state.
+        self.tested, self.average, decay = self.model, None, self.options.ema_decay
+        if decay:
+            self.average = ModelEmaV3(self.model, decay=decay, use_warmup=True)
+            self.tested = self.average.module
         self.parallel = self.model
         if self.world.size > 1:
             device_ids = [self.device] if on_cuda else None
@@ -112,7 +121,13 @@ class Trainer:
     def resume(self, content: Mapping[str, Any]) -> None:
         """Continue from the content of a checkpoint that `run` has written."""
         # Check everything before anything is touched.
-        content = {**content, "model": self.rename(content.get("model"))}
+        if self.average is not None and "raw_model" not in content:
+            raise UserError(
+                "SOLVER.EMA_DECAY is on, but the checkpoint holds no average of the weights; resume with "
+                "SOLVER.EMA_DECAY 0, or start the run again with --overwrite"
+            )
+        names = [name for name in ("model", "raw_model") if name in content]
+        content = {**content, **{name: self.rename(content[name]) for name in names}}
         check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
         progress = Progress(**content["progress"])
         self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length
@@ -128,7 +143,9 @@ class Trainer:
                 "the end; copy it there from the folder that the run was started in"
             )
         # Restore weights, optimiser, progress and random states.
-        self.model.load_state_dict(content["model"])
+        self.model.load_state_dict(content.get("raw_model", content["model"]))
+        if self.average is not None:
+            self.average.module.load_state_dict(content["model"])
         load_optimizer(self.optimizer, content["optimizer"])
         if content["scaler"] and self.mixed_precision:
             self.scaler.load_state_dict(content["scaler"])
@@ -167,6 +184,9 @@ class Trainer:
             )
         if self.environment not in progress.environments[-1:]:
             progress.environments.append(self.environment)
+        if self.average is not None:
+            which = "the moving average of the weights (SOLVER.EMA_DECAY %g), not the last weights"
+            logger.info(f"evaluated and kept: {which}", self.average.decay)
         # TensorBoard counts steps and epochs apart: a repeated evaluation is known by its epoch alone.
         board = self._open_board(BOARD, first=progress.step + 1)
         self.evaluation_board = self._open_board(EVALUATION_BOARD, first=progress.epoch + 1)
@@ -224,7 +244,7 @@ class Trainer:
         # Save; last.pth comes last: a run that is killed before it repeats the epoch and the other files.
         if self.world.is_main:
             kept = {"config": self.options.config, "data": self.options.data}
-            weights = {"model": self.model.state_dict(), "epoch": epoch, **kept}
+            weights = {"model": self.tested.state_dict(), "epoch": epoch, **kept}
             if is_best:
                 choice = {"chosen_on": self.options.eval_split, "chosen_mAP": 100 * progress.best_map}
                 save_checkpoint(self.folder / "best.pth", **weights, **choice)
@@ -312,11 +332,13 @@ class Trainer:
             raise step.error("gradient")
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.average is not None:  # also after a skipped step, since asking would wait for the device
+            self.average.update(self.model, step.number)
         return step, Reading({"gradient_norm": norm})
 
     def _evaluate_epoch(self, epoch: int) -> EvaluationResult:
         with self.stop.excuse_loader():
-            (result,) = self.evaluate(self.model, check_stop=self._check_stop).values()
+            (result,) = self.evaluate(self.tested, check_stop=self._check_stop).values()
         scores = f"mAP {100 * result.main.mean_ap:.1f}, Rank-1 {100 * result.main.rank(1):.1f}"
         which = f"(return pattern {max(result.ranking)})"
         logger.info("epoch %d: %s %s %s", epoch, self.options.eval_split, scores, which)
@@ -330,7 +352,7 @@ class Trainer:
         for pattern, metrics in result.ranking.items():
             board.add_scalar(f"{split}/mAP_pattern_{pattern}", 100 * metrics.mean_ap, epoch)
             board.add_scalar(f"{split}/rank_1_pattern_{pattern}", 100 * metrics.rank(1), epoch)
-        for name, picture in self.draw_pictures().items():
+        for name, picture in self.draw_pictures(self.tested).items():
             board.add_image(name, picture, epoch)
 
     def _save(self) -> None:
@@ -345,9 +367,11 @@ class Trainer:
             if board is not None:
                 board.flush()  # a resumed run does not draw again what comes before its checkpoint
         if self.world.is_main:
+            raw = {} if self.average is None else {"raw_model": self.model.state_dict()}
             save_checkpoint(
                 self.folder / "last.pth",
-                model=self.model.state_dict(),
+                model=self.tested.state_dict(),
+                **raw,
                 optimizer=self.optimizer.state_dict(),
                 scaler=self.scaler.state_dict(),
                 progress=asdict(self.progress),

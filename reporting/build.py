@@ -19,14 +19,14 @@ NUM_WATCHED = 8
 
 
 def make_selection_watch(
-    cfg: CfgNode, model: nn.Module, loader: DataLoader[Any], device: torch.device
-) -> Callable[[], dict[str, Tensor]]:
-    """A function that draws which patches of a few triples the model keeps; nothing if it keeps all."""
+    cfg: CfgNode, loader: DataLoader[Any], device: torch.device
+) -> Callable[[nn.Module], dict[str, Tensor]]:
+    """A function that draws which patches of a few triples a model keeps; nothing if it keeps all."""
     if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_LAYERS):
-        return dict
+        return lambda model: {}
     rows = spread_evenly(len(loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
     batch = read_triples(loader, rows).to(device)
-    return SelectionWatch(model, batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
+    return SelectionWatch(batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
 
 
 class Names(Protocol):

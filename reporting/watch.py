@@ -36,22 +36,19 @@ class SelectionWatch:
     The model stays as it is, and nothing is random. `mean` and `std` are those of the normalisation.
     """
 
-    def __init__(
-        self, model: nn.Module, batch: ModalBatch, *, mean: Sequence[float], std: Sequence[float]
-    ) -> None:
-        self._model = model
+    def __init__(self, batch: ModalBatch, *, mean: Sequence[float], std: Sequence[float]) -> None:
         self._batch = batch
         self._images = batch.images.map(lambda images: denormalise(images, mean, std))
 
     @torch.no_grad()
-    def __call__(self) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module) -> dict[str, Tensor]:
         """The picture by its name, (3, H, W) in [0, 1]."""
-        was_training = self._model.training
-        self._model.eval()
+        was_training = model.training
+        model.eval()
         try:
-            output: ModelOutput = self._model(self._batch)
+            output: ModelOutput = model(self._batch)
         finally:
-            self._model.train(was_training)
+            model.train(was_training)
         assert output.selection is not None
         return {PICTURE_NAME: self._draw(output.selection)}
 

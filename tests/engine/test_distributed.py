@@ -122,14 +122,17 @@ def test_one_and_two_processes_agree(tmp_path: Path, settings: list[str]) -> Non
 
 
 def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: list[str]) -> None:
+    """With an average of the weights, which every process keeps for itself."""
     short = [*settings, "DATASETS.VAL_IDS", "3", "SOLVER.MAX_EPOCHS", "3", "SOLVER.EVAL_PERIOD", "1"]
-    summaries = []
+    short += ["SOLVER.EMA_DECAY", "0.9"]
+    summaries, contents = [], []
     for processes in (1, 2):
         folder = tmp_path / f"run{processes}"
         process = run(processes, [*short, "OUTPUT_DIR", str(folder)], tmp_path / "script.py")
         output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
         summaries.append(json.loads((folder / "metrics.json").read_text())["summary"])
+        contents.append(torch.load(folder / "last.pth", weights_only=True))
     one, two = summaries
     for entry in ("last epoch", "best on validation"):
         assert one[entry]["epoch"] == two[entry]["epoch"]
@@ -137,6 +140,11 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
     assert one["best on validation"]["validation_mAP"] == pytest.approx(
         two["best on validation"]["validation_mAP"]
     )
+    for entry in ("model", "raw_model"):
+        for name, weights in contents[0][entry].items():
+            torch.testing.assert_close(contents[1][entry][name], weights, atol=1e-4, rtol=0)
+    name = "branches.moe.hdm.attentions.r.query"
+    assert not torch.equal(contents[0]["model"][name], contents[0]["raw_model"][name])
 
 
 def test_a_process_that_dies_ends_the_job_with_its_error(tmp_path: Path, settings: list[str]) -> None:

@@ -190,7 +190,7 @@ def run_with_signal(trainer: Trainer, number: signal.Signals, at_step: int) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 @pytest.mark.parametrize("at_step", [1, 3, 5])
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(("lag", "ema_decay"), [(0, 0.0), (1, 0.0), (1, 0.9)])
 def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
     make_trainer: Callable[..., Trainer],
     tmp_path: Path,
@@ -198,8 +198,9 @@ def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
     number: signal.Signals,
     at_step: int,
     lag: int,
+    ema_decay: float,
 ) -> None:
-    options = TrainOptions(epochs=3)
+    options = TrainOptions(epochs=3, ema_decay=ema_decay)
     initial = {name: value.clone() for name, value in toy_model.state_dict().items()}
     undisturbed = make_trainer(options, results(0.3, 0.1, 0.2))
     undisturbed.run()
@@ -221,6 +222,8 @@ def test_a_signal_finishes_the_step_and_saves_and_the_resumed_run_ends_the_same(
     resumed.resume(load_checkpoint(tmp_path / "last.pth"))
     resumed.run()
     assert all(torch.equal(expected[name], value) for name, value in toy_model.state_dict().items())
+    average = undisturbed.tested.state_dict()
+    assert all(torch.equal(average[name], value) for name, value in resumed.tested.state_dict().items())
     assert resumed.progress.epochs == undisturbed.progress.epochs
     assert resumed.progress.best_map == 0.3
 
@@ -297,6 +300,62 @@ def test_a_checkpoint_of_another_model_is_refused(
     content["model"]["linear.weight"] = torch.zeros(9, 9)
     with pytest.raises(UserError, match=r"does not fit this configuration: model.linear.weight has shape"):
         make_trainer(TrainOptions(epochs=1), results(0.1)).resume(content)
+
+
+def test_the_average_of_the_weights_is_evaluated_and_kept(
+    make_trainer: Callable[..., Trainer],
+    tmp_path: Path,
+    toy_model: ToyModel,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """By hand: the first step is copied, and the decay is min(0.5, 1 - t^(-2/3)) at step t."""
+    steps: list[Tensor] = []
+    evaluated: list[Tensor] = []
+    scores = results(0.1, 0.2)
+
+    def evaluate(model: ToyModel, check_stop: Callable[[], None]) -> dict[str, EvaluationResult]:
+        evaluated.append(model.linear.weight.detach().clone())
+        return scores(model, check_stop)
+
+    trainer = make_trainer(TrainOptions(epochs=2, ema_decay=0.5), evaluate)
+    trainer.optimizer.register_step_post_hook(
+        lambda *_: steps.append(toy_model.linear.weight.detach().clone())
+    )
+    with caplog.at_level("INFO"):
+        trainer.run()
+    expected = steps[0]
+    for t, weight in enumerate(steps[1:], start=2):
+        decay = min(0.5, 1 - t ** (-2 / 3))
+        expected = decay * expected + (1 - decay) * weight
+        if t == 3:
+            torch.testing.assert_close(evaluated[0], expected)
+    torch.testing.assert_close(evaluated[1], expected)
+    last, best = (torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("last", "best"))
+    assert torch.equal(last["model"]["linear.weight"], evaluated[1])
+    assert torch.equal(best["model"]["linear.weight"], evaluated[1])
+    assert torch.equal(last["raw_model"]["linear.weight"], steps[-1])
+    assert "raw_model" not in best
+    assert "evaluated and kept: the moving average of the weights (SOLVER.EMA_DECAY 0.5)" in caplog.text
+
+
+def test_an_average_needs_a_checkpoint_that_holds_one(
+    make_trainer: Callable[..., Trainer], tmp_path: Path, toy_model: ToyModel
+) -> None:
+    make_trainer(TrainOptions(epochs=1), results(0.1)).run()
+    content = load_checkpoint(tmp_path / "last.pth")
+    assert "raw_model" not in content
+    with pytest.raises(UserError, match=r"EMA_DECAY is on, but the checkpoint holds no average"):
+        make_trainer(TrainOptions(epochs=2, ema_decay=0.5), results(0.1)).resume(content)
+    # Without an average, training goes on from the weights that were trained.
+    make_trainer(TrainOptions(epochs=1, ema_decay=0.5), results(0.1)).run()
+    trained = toy_model.linear.weight.detach().clone()
+    content = load_checkpoint(tmp_path / "last.pth")
+    toy_model.linear.weight.data.zero_()
+    make_trainer(TrainOptions(epochs=2), results(0.1)).resume(content)
+    assert torch.equal(toy_model.linear.weight, trained)
+    content["raw_model"]["linear.weight"] = torch.zeros(9, 9)
+    with pytest.raises(UserError, match=r"raw_model\.linear\.weight has shape \(9, 9\)"):
+        make_trainer(TrainOptions(epochs=2, ema_decay=0.5), results(0.1)).resume(content)
 
 
 def use_mixed_precision(trainer: Trainer) -> None:
@@ -438,7 +497,7 @@ def test_tensorboard_shows_every_point_once_after_a_run_died_and_was_resumed(
 
     def make(*scores: float) -> Trainer:
         trainer = make_trainer(options, results(*scores))
-        trainer.draw_pictures = lambda: {"kept": torch.zeros(3, 2, 2)}
+        trainer.draw_pictures = lambda model: {"kept": torch.zeros(3, 2, 2)}
         return trainer
 
     def die(*_: object) -> None:

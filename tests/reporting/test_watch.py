@@ -45,8 +45,8 @@ def test_rows_are_spread_from_the_first_to_the_last(available: int, wanted: int,
 
 def test_one_column_per_triple_and_one_row_per_modality(make_batch: Callable[..., ModalBatch]) -> None:
     batch = make_batch([0, 1, 2], size=(8, 4))
-    watch = SelectionWatch(KeepsOnePatch(), batch, mean=[0.5] * 3, std=[0.1] * 3)
-    picture = watch()[PICTURE_NAME]
+    watch = SelectionWatch(batch, mean=[0.5] * 3, std=[0.1] * 3)
+    picture = watch(KeepsOnePatch())[PICTURE_NAME]
     assert picture.shape == (3, 3 * 8 + 2 * GAP, 3 * 4 + 2 * GAP)
     second = (0.1 * batch.images.rgb[1] + 0.5).clamp(0, 1)
     column = picture[:, :, 4 + GAP : 8 + GAP]
@@ -59,23 +59,23 @@ def test_one_column_per_triple_and_one_row_per_modality(make_batch: Callable[...
 
 
 def test_large_images_are_shrunk(make_batch: Callable[..., ModalBatch]) -> None:
-    watch = SelectionWatch(KeepsOnePatch(), make_batch([0], size=(256, 128)), mean=[0] * 3, std=[1] * 3)
-    assert watch()[PICTURE_NAME].shape == (3, 3 * 128 + 2 * GAP, 64)
+    watch = SelectionWatch(make_batch([0], size=(256, 128)), mean=[0] * 3, std=[1] * 3)
+    assert watch(KeepsOnePatch())[PICTURE_NAME].shape == (3, 3 * 128 + 2 * GAP, 64)
 
 
 def test_mode_and_random_numbers_stay_as_they_were(make_batch: Callable[..., ModalBatch]) -> None:
     model = KeepsOnePatch()
-    watch = SelectionWatch(model, make_batch([0], size=(8, 4)), mean=[0] * 3, std=[1] * 3)
+    watch = SelectionWatch(make_batch([0], size=(8, 4)), mean=[0] * 3, std=[1] * 3)
     state = torch.get_rng_state()
     for training in (True, False):
         model.train(training)
-        watch()
+        watch(model)
         assert model.training == model.dropout.training == training
     assert torch.equal(torch.get_rng_state(), state)
     model.train()
     model.fails = True
     with pytest.raises(RuntimeError, match="broken"):
-        watch()
+        watch(model)
     assert model.training
 
 
@@ -105,7 +105,7 @@ def test_a_run_shows_the_picture_of_every_evaluated_epoch_and_learns_as_without(
     assert (pictures[0].height, pictures[0].width) == (3 * 128 + 2 * GAP, 8 * 64 + 7 * GAP)
     assert pictures[0].encoded_image_string != pictures[1].encoded_image_string  # the selection has changed
 
-    monkeypatch.setattr(train_entry, "make_selection_watch", lambda *_: dict)
+    monkeypatch.setattr(train_entry, "make_selection_watch", lambda *_: lambda model: {})
     assert train(tmp_path / "alone", mini_settings, *gumbel) == watched
     assert images_of(tmp_path / "alone").Tags()["images"] == []
 

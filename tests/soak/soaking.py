@@ -96,6 +96,7 @@ def overrides(data: Path, run: Path, epochs: int) -> list[str]:
         "SOLVER.MAX_EPOCHS": epochs,
         "SOLVER.WARMUP_ITERS": 1,
         "SOLVER.EVAL_PERIOD": 1,
+        "SOLVER.EMA_DECAY": 0.9,
         "TEST.CONTROLS": True,
         "OUTPUT_DIR": run,
     }
@@ -235,6 +236,7 @@ def outcome(run: Path) -> dict[str, Any]:
     best = torch.load(run / "best.pth", weights_only=True)["model"]
     return {
         **content["model"],
+        **{f"raw.{name}": value for name, value in content["raw_model"].items()},
         **moments,
         **{f"best.{name}": best[name] for name in best},
         **numbers,
