@@ -46,7 +46,7 @@ class EvalTransform:
 
 
 class TrainTransform(EvalTransform):
-    """Resize, flip, pad and crop, jitter, normalise, erase. All randomness comes from torch's global generator."""
+    """Resize, flip, pad and crop, jitter, normalise, erase, all with torch's global random generator."""
 
     interpolation = T.InterpolationMode.BICUBIC
 

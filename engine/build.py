@@ -22,6 +22,7 @@ def make_train_options(cfg: CfgNode, data: dict[str, Any] | None = None) -> Trai
     """The options of training; for `data` see `TrainOptions`."""
     return TrainOptions(
         epochs=cfg.SOLVER.MAX_EPOCHS,
+        lr_per_step=cfg.SOLVER.LR_PER_STEP,
         clip_grad=cfg.SOLVER.CLIP_GRAD,
         ema_decay=cfg.SOLVER.EMA_DECAY,
         mixed_precision=cfg.SOLVER.AMP,

@@ -93,7 +93,7 @@ class Meter:
     def begin_epoch(self, num_steps: int, rates: Mapping[str, float]) -> None:
         """A new epoch of `num_steps` steps, with the learning rates of the parameter groups."""
         self._num_steps = num_steps
-        self._rates = rates
+        self.rates = rates
         self._num_images = 0
         self._epoch_start = time.perf_counter()
 
@@ -103,7 +103,7 @@ class Meter:
         self.progress.steps_in_epoch += 1
         self._num_images += num_images
         self._add({**step.losses, "accuracy": step.accuracy}, step.number)
-        for name, rate in self._rates.items():
+        for name, rate in self.rates.items():
             self._draw("lr/" + re.sub(r"\W+", "_", name), rate, step.number)
         self._norms.append((step, gradient_norm))
         self.flush(keep=self.lag)
@@ -159,7 +159,7 @@ class Meter:
         """What a log line says besides."""
         known = max(self.progress.steps_in_epoch - len(self._norms), 1)
         norm = self.progress.sums.get("gradient_norm", math.nan) / known
-        rates = " ".join(f"{name} {rate:.2e}" for name, rate in self._rates.items())
+        rates = " ".join(f"{name} {rate:.2e}" for name, rate in self.rates.items())
         return f"gradient {norm:.2f} lr {rates}"
 
     def remaining(self) -> timedelta:

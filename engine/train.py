@@ -48,8 +48,8 @@ class Loader(Iterable[ModalBatch], Sized, Protocol):
 class Schedule(Protocol):
     """The learning rate of each epoch, counted from 1. It depends on the epoch alone, so it has no state."""
 
-    def step(self, epoch: int) -> None:
-        """Set the rates of the epoch that is about to start."""
+    def step(self, epoch: float) -> None:
+        """Set the rates of the epoch that is about to start; 2.5 is half-way between the second and third."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class TrainOptions:
     """The options of training."""
 
     epochs: int  # number of epochs
+    lr_per_step: bool = False  # the learning rate changes with every step, not with every epoch
     clip_grad: float = 0.0  # largest gradient norm; 0 for no clipping
     ema_decay: float = 0.0  # of the moving average of the weights, which is tested then; 0 for none
     mixed_precision: bool = True  # float16 on CUDA; the CPU always computes in float32
@@ -259,13 +260,13 @@ class Trainer:
         """One pass over the remaining batches; returns the means of the epoch."""
         progress, meter = self.progress, self.meter
         # Tell everything that depends on the epoch.
-        self.schedule.step(epoch)
+        if not self.options.lr_per_step:
+            self.schedule.step(epoch)
         self.on_epoch(epoch)
         self.set_epoch(epoch, progress.steps_in_epoch)
         self.model.train()
-        rates = {group["name"]: group["lr"] for group in self.optimizer.param_groups}
         num_steps = progress.steps_in_epoch + len(self.loader)
-        meter.begin_epoch(num_steps, rates)
+        meter.begin_epoch(num_steps, self._rates())
         # Train step by step, under a progress bar.
         title, first = f"epoch {epoch}/{self.options.epochs}", progress.steps_in_epoch
         is_quiet = None if self.world.is_main else True
@@ -273,6 +274,9 @@ class Trainer:
             self._batches(), title, num_steps, leave=False, disable=is_quiet, unit="step", initial=first
         )
         for batch in bar:
+            if self.options.lr_per_step:
+                self.schedule.step(epoch - 1 + (progress.steps_in_epoch + 1) / num_steps)
+                meter.rates = self._rates()
             step, norm = self._train_step(batch.to(self.device), epoch)
             meter.record_step(step, norm, num_images=3 * len(batch) * self.world.size)
             bar.set_postfix_str(meter.status())
@@ -283,7 +287,11 @@ class Trainer:
         # Nothing that is not finite may be saved.
         means = meter.end_epoch(epoch)
         check_state(self.model, self.optimizer, self.world, progress.step)
-        return {**means, "lr": rates}
+        return {**means, "lr": self._rates()}
+
+    def _rates(self) -> dict[str, float]:
+        """The learning rate of each group of parameters."""
+        return {group["name"]: group["lr"] for group in self.optimizer.param_groups}
 
     def _what_is_kept(self) -> str:
         last = self.folder / "last.pth"

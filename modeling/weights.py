@@ -105,6 +105,11 @@ def _length(tensor: Tensor) -> int:
     return tensor.shape[0] if tensor.dim() else 0
 
 
+def trunk_entries(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of the trunk in a model of ours."""
+    return {name: tensor for name, tensor in state.items() if name.startswith(TRUNK)}
+
+
 def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor]]:
     """Read a weight file that the setting `key` names; returns what `recognise` does."""
     return recognise(find_tensors(read_content(path, key=key), path), path)

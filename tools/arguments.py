@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.arguments import add_config_arguments, add_weight_arguments, output_path
 
 FIGURE_KINDS = ("ranks", "selection", "attention")
-FORMATS = ("demo", "ours", "safetensors")
+FORMATS = ("demo", "ours", "safetensors", "trunk")
 
 
 def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

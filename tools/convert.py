@@ -1,7 +1,8 @@
-"""Translate a checkpoint: `python -m tools.convert IN OUT --to demo|ours|safetensors`.
+"""Translate a checkpoint: `python -m tools.convert IN OUT --to demo|ours|safetensors|trunk`.
 
 IN may be a whole model of ours, of DeMo or of the first SDTPS prototype. `demo` writes a plain state dict
-that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that format.
+that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that format,
+`trunk` the same of the backbone alone, to start other models from (MODEL.PRETRAIN_PATH_T).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.command import run_command
 from engine.files import check_destination, save_bytes, write_atomically
 from engine.runtime import setup_log
 from modeling.checkpoint_file import WeightsError
-from modeling.weights import read_any, shorten, to_demo_names, to_our_names
+from modeling.weights import read_any, shorten, to_demo_names, to_our_names, trunk_entries
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ WRITERS: dict[str, Callable[[State, Path], None]] = {
     "demo": write_demo,
     "ours": lambda state, path: save_checkpoint(path, model=state),  # without optimiser and configuration
     "safetensors": write_safetensors,
+    "trunk": lambda state, path: write_safetensors(trunk_entries(state), path),
 }
 
 

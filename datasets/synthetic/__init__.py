@@ -7,8 +7,8 @@ from datasets.synthetic.v1 import HARD_SPEC_V1, SpecV1
 
 __all__ = [
     "ANYWHERE_SPEC",
-    "TRUNK_SPEC",
     "HARD_SPEC_V1",
+    "TRUNK_SPEC",
     "DrawnSpec",
     "SpecV1",
     "SyntheticSpec",
