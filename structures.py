@@ -182,6 +182,8 @@ class ModalTokens:
     class_tokens: PerModality[Tensor]  # the class tokens as the backbone gave them, each (B, C)
     grid: tuple[int, int]  # rows and columns of the patches of an image, N = rows * columns
     slimmed: PerModality[SlimmedPatches] | None = None  # which patches are left; None without slimming
+    # How much the class token attends to each patch, each (B, N); None if no branch asked for it.
+    attended: PerModality[Tensor] | None = None
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
@@ -194,6 +196,7 @@ class ModalTokens:
             globals_=choose(self.globals_, by.globals_),
             patches=choose(self.patches, by.patches),
             class_tokens=choose(self.class_tokens, by.class_tokens),
+            attended=self.attended and by.attended and choose(self.attended, by.attended),
         )
 
 

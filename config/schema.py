@@ -139,8 +139,9 @@ TABLE = (
         "position in the batch), `all` takes the mean of all.", one_of("score", "random", "all"),
         unused=(NO_SDTPS,)),
     Key("MODEL.SDTPS_GUIDE", "reduced",
-        "Compare patches with the globals after PIFE (`reduced`, as published) or with the `class` tokens.",
-        one_of("reduced", "class"), unused=(NO_SDTPS, NO_SCORE)),
+        "Score patches by their similarity with the globals after PIFE (`reduced`, as published) or with the "
+        "`class` tokens, or by the `attention` that the class token pays them.",
+        one_of("reduced", "class", "attention"), unused=(NO_SDTPS, NO_SCORE)),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "Share of patches kept.", RATIO, unused=(NO_SDTPS, ALL_PATCHES)),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "Aggregated tokens as a share of the kept patches.", RATIO,
         unused=(NO_SDTPS, ALL_PATCHES)),
@@ -238,6 +239,9 @@ TABLE = (
 )
 
 RULES: tuple[Condition, ...] = (
+    (lambda cfg: cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_GUIDE == "attention" and cfg.MODEL.SLIM_LAYERS,
+     "MODEL.SDTPS_GUIDE attention reads the attention of all patches; set MODEL.SLIM_LAYERS to [], or choose "
+     "another guide"),
     (lambda cfg: cfg.MODEL.ATM and not cfg.MODEL.HDM,
      "MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off"),
     (lambda cfg: cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS,

@@ -57,10 +57,10 @@ class TrainTransform(EvalTransform):
         flip_prob: float,
         padding: int,
         erase_prob: float,
-        jitter: float,
         mean: Sequence[float],
         std: Sequence[float],
         shared: bool,
+        jitter: float = 0.0,
     ) -> None:
         """As `EvalTransform`; `padding` adds black pixels on each side before a crop of `size` is taken.
 

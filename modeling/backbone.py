@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -131,6 +132,7 @@ class EncodedImages(NamedTuple):
     globals_: Tensor  # class tokens, (B, C)
     patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
     slimmed: SlimmedPatches | None  # which patches are left; None without slimming
+    attended: Tensor | None  # how much the class token attends to each patch, (B, N); None if not read
 
 
 class Backbone(nn.Module):
@@ -148,6 +150,7 @@ class Backbone(nn.Module):
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
         slim_layers: the blocks after which it does, counted from 1.
+        read_attention: keep the class token's attention at three quarters of the depth; without slimming.
     """
 
     def __init__(
@@ -164,6 +167,7 @@ class Backbone(nn.Module):
         unseen_camera: str = "mean",
         slimming: Slimming | None = None,
         slim_layers: Sequence[int] = (),
+        read_attention: bool = False,
     ) -> None:
         super().__init__()
         self.img_size = img_size
@@ -201,6 +205,12 @@ class Backbone(nn.Module):
                     f"has blocks 1 to {len(layers)}"
                 )
             self._readers = {layer: ClassAttentionReader(layers[layer - 1]) for layer in slim_layers}
+        # Where the class token looks: in the middle blocks; before them it knows too little, after them it
+        # has already looked.
+        self._guide: ClassAttentionReader | None = None
+        if read_attention:
+            layers = attention_layers(self.vit)
+            self._guide = ClassAttentionReader(layers[math.ceil(0.75 * len(layers)) - 1])
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -243,7 +253,8 @@ class Backbone(nn.Module):
         # The output: without the register and extra tokens.
         tokens = vit.head(vit.norm(tokens))  # (B, prefix + n + extra, C)
         patches = tokens[:, vit.num_prefix_tokens :][:, :num_patches]
-        return EncodedImages(tokens[:, 0], patches, slimmed)
+        attended = None if self._guide is None else self._guide.read()[:, vit.num_prefix_tokens :]
+        return EncodedImages(tokens[:, 0], patches, slimmed, attended)
 
     def _run_slimmed(self, tokens: Tensor, present: Tensor) -> tuple[Tensor, SlimmedPatches]:
         """The blocks, with slimming after some of them.

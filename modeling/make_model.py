@@ -119,6 +119,7 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
         unseen_camera=cfg.TEST.UNSEEN_CAMERA,
         slimming=_make_slimming(options),
         slim_layers=options.SLIM_LAYERS,
+        read_attention=options.USE_SDTPS and options.SDTPS_GUIDE == "attention",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)
@@ -164,8 +165,7 @@ def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
         selectors=selectors,
     )
-    guide_by_class = options.SDTPS_GUIDE == "class"
-    return {"sdtps": SDTPSBranch(select, sizes.dim, beta=options.SDTPS_BETA, guide_by_class=guide_by_class)}
+    return {"sdtps": SDTPSBranch(select, sizes.dim, beta=options.SDTPS_BETA, guide=options.SDTPS_GUIDE)}
 
 
 def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:

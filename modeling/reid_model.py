@@ -85,7 +85,8 @@ class MultiModalReID(nn.Module):
             indices, scores = _split(encoded.slimmed.indices), _split(encoded.slimmed.scores)
             slimmed = PerModality(*map(SlimmedPatches, indices, scores))
         globals_ = _split(encoded.globals_)
-        return ModalTokens(globals_, _split(encoded.patches), globals_, self.backbone.grid, slimmed)
+        attended = None if encoded.attended is None else _split(encoded.attended)
+        return ModalTokens(globals_, _split(encoded.patches), globals_, self.backbone.grid, slimmed, attended)
 
     def forward_conditions(
         self, batch: ModalBatch, conditions: Mapping[str, Sequence[Modality]]
@@ -118,7 +119,8 @@ class MultiModalReID(nn.Module):
             return PerModality(rows, rows, rows)
 
         globals_ = shared(encoded.globals_)
-        return ModalTokens(globals_, shared(encoded.patches), globals_, self.backbone.grid)
+        attended = None if encoded.attended is None else shared(encoded.attended)
+        return ModalTokens(globals_, shared(encoded.patches), globals_, self.backbone.grid, attended=attended)
 
     def fuse(self, tokens: ModalTokens, gather: Gather = _as_it_is) -> ModelOutput:
         """The second half of `forward`: from the backbone's tokens to the heads."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from timm.scheduler import CosineLRScheduler
 from torch import nn
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
 from solver.losses import HeadLoss, ReIDLoss
 from solver.optimizer import build_optimizer, parameter_groups
-from solver.schedule import build_schedule
+from solver.schedule import WarmCosine, build_schedule
 
 _more_losses: dict[str, Callable[[CfgNode], HeadLoss | None]] = {}
 
@@ -49,7 +48,7 @@ def make_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     return build_optimizer(cfg.SOLVER.OPTIMIZER_NAME, groups, momentum=cfg.SOLVER.MOMENTUM)
 
 
-def make_schedule(cfg: CfgNode, optimizer: Optimizer) -> CosineLRScheduler:
+def make_schedule(cfg: CfgNode, optimizer: Optimizer) -> WarmCosine:
     """The learning-rate schedule; step it with the epoch, from 1, at the start of every epoch."""
     return build_schedule(
         optimizer,

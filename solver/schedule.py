@@ -9,6 +9,14 @@ NOISE_PCT = 0.67
 NOISE_SEED = 42
 
 
+class WarmCosine(CosineLRScheduler):
+    """timm's schedule, whose formulas hold within an epoch as well."""
+
+    def step(self, epoch: float, metric: float | None = None) -> None:
+        """Set the rates; see `build_schedule`."""
+        super().step(epoch, metric)  # type: ignore[arg-type]
+
+
 def build_schedule(
     optimizer: Optimizer,
     *,
@@ -17,11 +25,12 @@ def build_schedule(
     warmup_epochs: int,
     noise: bool,
     proportional_warmup: bool,
-) -> CosineLRScheduler:
+) -> WarmCosine:
     """Make the schedule; call its `step(epoch)` at the start of every epoch, with epoch = 1, 2, …, `epochs`.
 
     The rate rises linearly over `warmup_epochs` from 0.1 * `base_lr` and falls along a cosine to
-    0.001 * `base_lr` in the last epoch. It depends on the epoch alone, not on the steps taken before.
+    0.001 * `base_lr` in the last epoch. It depends on the epoch alone, not on the steps taken before, and may
+    be set within an epoch: `step(2.5)` is half-way between the second and the third.
 
     Without `proportional_warmup` the two ends are the same for every group, as in DeMo: a backbone whose own
     rate is below 0.1 * `base_lr` starts above it and falls during the warm-up. With it, every group goes from
@@ -33,7 +42,7 @@ def build_schedule(
         for group in optimizer.param_groups:
             group.setdefault("lr_scale", group["lr"] / base_lr)
             group["initial_lr"] = base_lr
-    return CosineLRScheduler(
+    return WarmCosine(
         optimizer,
         t_initial=epochs,
         lr_min=0.001 * base_lr,

@@ -42,8 +42,10 @@ class RandomSparse(nn.Module):
 class AllPatches(nn.Module):
     """A control for `MultiModalSDTPS`: every patch is kept, and none is aggregated. It has no parameters."""
 
-    def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
-        """The M modalities as they are, (B, N, C) each; the guides do not count."""
+    def forward(
+        self, patches: Sequence[Tensor], guides: Sequence[Tensor], maps: Sequence[Tensor] | None = None
+    ) -> list[AggregatedTokens]:
+        """The M modalities as they are, (B, N, C) each; guides and maps do not count."""
         batch, num_patches = patches[0].shape[:2]
         scores = torch.zeros(batch, num_patches, device=patches[0].device)
         kept = torch.arange(num_patches, device=scores.device).expand(batch, -1)

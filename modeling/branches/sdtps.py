@@ -22,24 +22,24 @@ class SDTPSBranch(Branch):
         select: `MultiModalSDTPS`, or a control in its place (controls.py).
         dim: C.
         beta: weight of the similarities in the score; sources of weight 0 are left out of the `Selection`.
-        guide_by_class: compare patches with the class tokens, not with the globals after PIFE.
+        guide: what scores patches: `reduced`, the similarity with the globals after PIFE; `class`, with the
+            class tokens; `attention`, how much the class token attends to them.
     """
 
     cost_titles: Mapping[str, str] = {"": "SDTPS"}
 
-    def __init__(
-        self, select: nn.Module, dim: int, *, beta: float = 0.25, guide_by_class: bool = False
-    ) -> None:
+    def __init__(self, select: nn.Module, dim: int, *, beta: float = 0.25, guide: str = "reduced") -> None:
         super().__init__()
         self.select = select
         self.beta = beta
-        self.guide_by_class = guide_by_class
+        self.guide = guide
         self.out_dim = dim * len(Modality)
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """Patches and globals -> the mean of the A + 1 tokens of each modality, (B, 3C)."""
-        guides = tokens.class_tokens if self.guide_by_class else tokens.globals_
-        results = PerModality(*self.select(tokens.patches, guides))
+        guides = tokens.class_tokens if self.guide == "class" else tokens.globals_
+        maps = tokens.attended if self.guide == "attention" else None
+        results = PerModality(*self.select(tokens.patches, guides, maps))
         features = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
         return BranchOutput(features, selection=_describe(results, tokens, self.beta))
 

@@ -273,8 +273,17 @@ class MultiModalSDTPS(nn.Module):
         tokens = num_aggregated(num_patches, sparse_ratio, aggr_ratio)
         self.aggregators = nn.ModuleList(TokenAggregation(dim, tokens) for _ in range(num_modalities))
 
-    def forward(self, patches: Sequence[Tensor], guides: Sequence[Tensor]) -> list[AggregatedTokens]:
-        """Process M modalities, in one order: patches (B, N, C) and the globals that guide them (B, C)."""
+    def forward(
+        self, patches: Sequence[Tensor], guides: Sequence[Tensor], maps: Sequence[Tensor] | None = None
+    ) -> list[AggregatedTokens]:
+        """Process M modalities, in one order.
+
+        Args:
+            patches: each (B, N, C).
+            guides: the globals that the patches are compared with, each (B, C).
+            maps: each (B, N): what to score the patches by in place of the similarities; every modality gets
+                the values of the others at the same patch index.
+        """
         selectors = cast(Sequence[TokenSparse], self.selectors)  # a ModuleList hides the type
         aggregators = cast(Sequence[TokenAggregation], self.aggregators)
         learned = [select.predict(tokens) for select, tokens in zip(selectors, patches, strict=True)]
@@ -282,7 +291,10 @@ class MultiModalSDTPS(nn.Module):
         for index, tokens in enumerate(patches):
             # Compare the patches with the own global, then with those of the other modalities.
             order = [index, *(other for other in range(len(patches)) if other != index)]
-            similarities = [guidance_score(tokens, guides[m]) for m in order]
+            if maps is None:
+                similarities = [guidance_score(tokens, guides[m]) for m in order]
+            else:
+                similarities = [min_max_normalise(full_precision(maps[m].detach())) for m in order]
             # Keep the best patches, and aggregate them.
             extra, decision, kept, scores, sources = selectors[index](tokens, learned[index], similarities)
             weights = aggregators[index].weights(tokens, decision)  # (B, A, N)

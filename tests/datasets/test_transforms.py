@@ -185,3 +185,14 @@ def test_a_transform_leaves_the_bytes_as_they_are() -> None:
         transform(images)
         assert images.dtype == torch.uint8
         assert torch.equal(images, before)
+
+
+def test_jitter_changes_brightness_and_contrast_of_each_modality_by_itself() -> None:
+    torch.manual_seed(0)
+    grey = torch.full((3, 3, 8, 4), 100, dtype=torch.uint8)
+    values = train_transform(size=(8, 4), jitter=0.3)(grey) * 0.5 + 0.5
+    per_modality = values.flatten(1)
+    assert (per_modality.std(dim=1) < 1e-6).all()  # one factor for the whole image
+    factors = per_modality[:, 0] * 255 / 100
+    assert len({round(factor, 3) for factor in factors.tolist()}) == 3
+    assert ((factors - 1).abs() <= 0.31).all()

@@ -73,6 +73,15 @@ def test_training_lowers_the_loss_and_writes_what_it_promises(
     assert list((tmp_path / "tensorboard").iterdir())
 
 
+def test_the_rate_may_change_with_every_step(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(TrainOptions(epochs=2, lr_per_step=True), results(0.1, 0.2))
+    trainer.run()
+    steps = len(trainer.loader)
+    assert steps > 1
+    expected = [step / steps for step in range(1, 2 * steps + 1)]
+    assert trainer.schedule.epochs == pytest.approx(expected)  # type: ignore[attr-defined]
+
+
 def test_periods(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     options = TrainOptions(epochs=5, eval_period=2, checkpoint_period=3)
     trainer = make_trainer(options, results(0.1, 0.2, 0.3))

@@ -13,9 +13,9 @@ from structures import ModalBatch, ModelOutput, RankingMetrics
 
 class ConstantSchedule:
     def __init__(self) -> None:
-        self.epochs: list[int] = []
+        self.epochs: list[float] = []
 
-    def step(self, epoch: int) -> None:
+    def step(self, epoch: float) -> None:
         self.epochs.append(epoch)
 
 

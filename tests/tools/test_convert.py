@@ -12,6 +12,7 @@ from conftest import SMALL_MODEL, load_model
 from errors import UserError
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
+from modeling.weights import load_pretrained
 from structures import ModalBatch
 from tools.convert import main as convert
 
@@ -49,6 +50,17 @@ def test_a_trained_model_survives_the_round_trip(
     expected = features(run, run / "last.pth", batch)
     for name in ("demo.pth", "ours.pth", "ours.safetensors"):
         assert torch.equal(features(run, tmp_path / name, batch), expected), name
+
+
+def test_another_model_starts_from_a_trunk(run: Path, tmp_path: Path) -> None:
+    trunk = tmp_path / "trunk.safetensors"
+    convert([str(run / "last.pth"), str(trunk), "--to", "trunk"])
+    model = make_model(load_config(SMALL_MODEL, ["MODEL.USE_SDTPS", "False"]), 3, 2)
+    report = load_pretrained(model, trunk)
+    assert (report.missing, report.unexpected, report.dropped) == ([], [], [])
+    saved = torch.load(run / "last.pth", weights_only=True)["model"]
+    for name, tensor in model.backbone.vit.state_dict().items():
+        assert torch.equal(tensor, saved[f"backbone.vit.{name}"]), name
 
 
 def test_an_existing_file_is_not_replaced(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from config import load_config
 from conftest import SMALL_MODEL
+from modeling.attention import recorded_attention
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.seps.sdtps import MultiModalSDTPS
-from structures import ModalBatch
+from modeling.seps.sdtps import MultiModalSDTPS, min_max_normalise
+from structures import ModalBatch, Modality
 
 MakeBatch = Callable[..., ModalBatch]
 SIZE = (128, 64)
@@ -87,6 +89,24 @@ def test_guide_class_compares_with_the_class_tokens_before_pife(make_batch: Make
     select = model.get_submodule("branches.sdtps.select")
     expected = select(tokens.patches, tokens.class_tokens)[0].scores
     assert torch.equal(scores[1], expected)
+
+
+def test_guide_attention_scores_by_what_the_class_token_attends_to(make_batch: MakeBatch) -> None:
+    options = ("MODEL.SDTPS_GUIDE", "attention", "MODEL.SDTPS_BETA", "0.5")
+    model = build(*options).eval()
+    batch = make_batch([0, 1], SIZE)
+    with recorded_attention(model.backbone.vit) as attentions:
+        selection = model(batch).selection
+    assert selection is not None
+    rgb, ni, ti = attentions[math.ceil(0.75 * len(attentions)) - 1][:, 0, 1:].chunk(3)
+    expected = 0.5 * (2 * min_max_normalise(rgb) + min_max_normalise(ni) + min_max_normalise(ti))
+    assert torch.allclose(selection.scores.rgb, expected, atol=1e-6)
+    # Without a modality, its tokens and its attention are those of a missing image.
+    missing = model.forward_conditions(batch, {"t": [Modality.TI]})["t"].selection
+    assert missing is not None
+    alone = model(batch.without([Modality.TI])).selection
+    assert alone is not None
+    assert torch.allclose(missing.scores.rgb, alone.scores.rgb, atol=1e-6)
 
 
 @pytest.mark.parametrize(
