@@ -69,18 +69,22 @@ def main(args: argparse.Namespace) -> None:
         check_destination(spec.output / name, replaces=Path(name).suffix, makes_folder=True)
     results = read_results(spec, args.pattern or spec.pattern)
     reference = results[spec.reference]
-    if len(reference) < 2 or not any(len(runs.keys() & reference.keys()) > 1 for runs in results.values()):
+    shared = {
+        name: sorted(runs.keys() & reference.keys()) if name != spec.reference else []
+        for name, runs in results.items()
+    }
+    if max(map(len, shared.values())) < 2:
         raise UserError(
-            f"{spec.output} has fewer than two finished seeds of {spec.reference}; run the study first"
+            f"{spec.output} has no variant that shares two finished seeds with {spec.reference}; run the "
+            "study first, with two seeds or more"
         )
     # Simulate.
     found = []
     for name, runs in tqdm(results.items(), "simulating", disable=None, unit="variant"):
         values = [result.measures["mAP"] or 0.0 for result in runs.values()]
-        seeds = runs.keys() & reference.keys() if name != spec.reference else set()
         lows = {}
-        if len(seeds) > 1:
-            pairs = [[side[seed].scores for seed in seeds] for side in (runs, reference)]
+        if len(shared[name]) > 1:
+            pairs = [[side[seed].scores for seed in shared[name]] for side in (runs, reference)]
             scores, other = stack_precisions(pairs)
             lows = {count: simulate_lows(scores - other, count) for count in SEEDS}
         finds = {count: float(np.quantile(-low, WANTED)) for count, low in lows.items()}

@@ -91,9 +91,17 @@ def finish_runs(study: Path) -> None:
 
 
 def test_the_command_writes_a_table_and_says_it_in_words(study: Path) -> None:
-    with pytest.raises(UserError, match="has fewer than two finished seeds of base; run the study first"):
+    message = "has no variant that shares two finished seeds with base; run the study first"
+    with pytest.raises(UserError, match=message):
         main(["power", str(study)])
     finish_runs(study)
+    away = [study.parent / "out" / "wide" / f"seed_{seed}" for seed in (1, 2)]
+    for folder in away:
+        folder.rename(f"{folder}.away")
+    with pytest.raises(UserError, match=message):  # base is whole, and wide has one seed
+        main(["power", str(study)])
+    for folder in away:
+        Path(f"{folder}.away").rename(folder)
     main(["power", str(study)])
     base, wide = json.loads((study.parent / "out" / "power.json").read_text())
     assert (base["finds"], base["chance"], len(base["values"])) == ({}, None, 3)
