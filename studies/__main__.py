@@ -12,13 +12,14 @@ from collections.abc import Sequence
 
 from engine.command import run_command
 from engine.runtime import setup_log
-from studies import compare, gap, missing, run, shift, slim
+from studies import compare, gap, missing, power, run, shift, slim
 
 COMMANDS = {
     "run": run.main,
     "compare": compare.main,
     "gap": gap.main,
     "missing": missing.main,
+    "power": power.main,
     "shift": shift.main,
     "slim": slim.main,
 }

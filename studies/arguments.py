@@ -16,11 +16,15 @@ def _add_pattern(parser: Parser, default: int | None, what: str) -> None:
     parser.add_argument("--pattern", type=int, choices=(1, 2, 3), default=default, help=what)
 
 
-def _run(parser: Parser) -> None:
+def _power(parser: Parser) -> None:
     parser.add_argument("spec", metavar="SPEC", type=Path, help="the study file, see docs/results.md")
+    _add_pattern(parser, None, "the return pattern to compare, in place of pattern in the study")
+
+
+def _run(parser: Parser) -> None:
+    _power(parser)
     parser.add_argument("--dry_run", action="store_true", help="check the study and list what would run")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs at once, in place of jobs in the study")
-    _add_pattern(parser, None, "the return pattern to compare, in place of pattern in the study")
 
 
 def _compare(parser: Parser) -> None:
@@ -68,6 +72,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "compare": ("make the tables from the finished runs of a study, or from two runs", _compare),
     "gap": ("compare the difference between two variants in one study with that in another", _gap),
     "missing": ("evaluate the runs of a study without some modalities", _finished_study),
+    "power": ("say how large a difference between variants a study can find", _power),
     "shift": ("shift the test images of a study, to see whether the kept patches follow", _finished_study),
     "slim": ("score slimmed models at several layers and keep ratios", _slim),
 }

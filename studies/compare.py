@@ -41,13 +41,19 @@ def main(args: argparse.Namespace) -> None:
         logger.info("wrote the table of %s into %s", args.what[0].stem, args.page)
 
 
-def write_study(path: Path, spec: StudySpec, pattern: int | None) -> Summary | None:
-    """Sum up the runs that are finished, log it and write it; None if there is none."""
-    pattern = pattern or spec.pattern
+def read_results(spec: StudySpec, pattern: int | None) -> dict[str, dict[int, RunResult]]:
+    """The finished runs by variant and seed."""
     results: dict[str, dict[int, RunResult]] = {variant: {} for variant in spec.variants}
     for run in spec.runs:
         if run.state is RunState.DONE:
             results[run.variant][run.seed] = read_result(run.folder, pattern, spec.epoch)
+    return results
+
+
+def write_study(path: Path, spec: StudySpec, pattern: int | None) -> Summary | None:
+    """Sum up the runs that are finished, log it and write it; None if there is none."""
+    pattern = pattern or spec.pattern
+    results = read_results(spec, pattern)
     if not any(results.values()):
         logger.warning("no run of the study is finished: there is nothing to sum up")
         return None

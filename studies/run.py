@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from engine.interrupt import RunStopped, StopRequested, StopSwitch
 from errors import UserError
 from studies.compare import write_study
 from studies.pages import check_summary_folder
+from studies.reuse import copy_twins, find_twins
 from studies.run_folder import CONSOLE, RECORD, TRAINER, Run, RunState, check_runs, read_record
 from studies.spec import StudySpec, read_spec
 
@@ -39,8 +40,9 @@ def main(args: argparse.Namespace) -> None:
     spec.check_jobs(jobs)
     threads = spec.num_threads(jobs)
     check_runs(spec.runs, threads)
+    twins = find_twins(spec.runs, spec.output, threads)
     if args.dry_run:
-        list_runs(spec, jobs, threads)
+        list_runs(spec, jobs, threads, twins)
         return
     check_summary_folder(spec.output)
     for run in spec.runs:
@@ -54,6 +56,7 @@ def main(args: argparse.Namespace) -> None:
         raise UserError(f"{spec.output} is in use by another study; wait for it, or change output")
     # Train and sum up, while nobody else works on the study.
     with lock:
+        copy_twins(twins)
         try:
             failures = StudyRunner(spec.runs, spec.devices[:jobs] or [None] * jobs, threads).execute()
         except RunStopped as stopped:
@@ -69,10 +72,11 @@ def main(args: argparse.Namespace) -> None:
         raise SystemExit(1)
 
 
-def list_runs(spec: StudySpec, jobs: int, threads: int) -> None:
-    """Log what would run."""
-    states = [f"{run.name:<40} {run.state.value}" for run in spec.runs]
-    untrained = [run for run in spec.runs if run.state is not RunState.DONE]
+def list_runs(spec: StudySpec, jobs: int, threads: int, twins: Mapping[Run, Path]) -> None:
+    """Log what would run; `twins` are the runs that would be copied."""
+    copied = {run: f"to be copied from {twin}" for run, twin in twins.items()}
+    states = [f"{run.name:<40} {copied.get(run, run.state.value)}" for run in spec.runs]
+    untrained = [run for run in spec.runs if run.state is not RunState.DONE and run not in twins]
     commands = [f"python {shlex.join(train_command(run)[1:])}" for run in untrained]
     left = sum(run.epochs_left for run in untrained)
     logger.info("%d runs in %s, compared with %s", len(spec.runs), spec.output, spec.reference)

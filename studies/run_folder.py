@@ -24,7 +24,8 @@ EPOCHS = {"last": LAST_EPOCH, "best": BEST_ON["validation"]}
 """By the name in a study and of the checkpoint, the entry of metrics.json that is compared."""
 TRAINER = "train_net.py"
 RECORD = "study.json"
-"""In each run folder: the program that trained it, and the seconds of each of its training processes."""
+"""In each run folder: the program that trained it, the seconds of each of its training processes, and the
+folder of another study that it was copied from, if it was."""
 CONSOLE = "console.txt"
 """In each run folder: what its processes printed."""
 
@@ -37,7 +38,7 @@ class RunState(Enum):
     DONE = "finished"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One variant with one seed."""
 
@@ -111,6 +112,11 @@ def check_runs(runs: Sequence[Run], threads: int | None) -> None:
                     f"the trained model; set threads: {count} in the study, name another output, or delete "
                     "that folder to train it again"
                 )
+
+
+def describe_training(program: str, cfg: CfgNode) -> str:
+    """The same text for runs that differ in OUTPUT_DIR alone."""
+    return f"{program} {dict(flatten(cfg)) | {'OUTPUT_DIR': ''}}"
 
 
 def thread_counts(folder: Path) -> list[int]:

@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 
 from config import ConfigError, load_config
-from config.schema import flatten, show
+from config.schema import show
 from config.strict_yaml import YamlFileError, compose_yaml
 from errors import UserError, on_one_line
 from structures import RETURN_PATTERNS
-from studies.run_folder import EPOCHS, Run
+from studies.run_folder import EPOCHS, Run, describe_training
 
 KEYS = ("base", "overrides", "variants", "seeds", "jobs", "devices", "threads", "output", "pattern", "epoch")
 SHARED = "_BASE_"
@@ -169,7 +169,7 @@ def _check_variants(runs: list[Run]) -> None:
                 f"epoch: best needs DATASETS.VAL_IDS in every variant, but {run.variant!r} has 0: its best "
                 "epoch would be chosen on the test set; set it under overrides, or compare the last epoch"
             )
-        trained_with = f"{run.program} {dict(flatten(run.cfg)) | {'OUTPUT_DIR': ''}}"
+        trained_with = describe_training(run.program_name, run.cfg)
         if trained_with in seen:
             raise SpecError(f"the variants {seen[trained_with]!r} and {run.variant!r} are the same")
         seen[trained_with] = run.variant

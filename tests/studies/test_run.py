@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -297,6 +298,70 @@ def test_a_dry_run_writes_nothing_and_names_what_is_left(
     study.start("--dry_run")
     out = capsys.readouterr().out
     assert (out.count(" finished"), out.count("to be resumed")) == (5, 1)
+
+
+def test_a_run_that_another_study_has_finished_is_copied(
+    study: Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study.start()
+    study.calls()
+    (study.output / "narrow" / "seed_1" / "query_scores.npz").unlink()  # not finished
+    # The same runs under other names beside other ones.
+    first, study.output = study.output, study.folder / "second"
+    overrides = {**study.content["overrides"], "DATASETS.ROOT_DIR": "./data"}  # type: ignore[dict-item]
+    study.content |= {"output": str(study.output), "seeds": [1, 5], "overrides": overrides}
+    study.content["variants"] = {
+        "base": {"SOLVER.BASE_LR": 0.5},
+        "wide": {"SOLVER.LOG_PERIOD": 7},
+        "narrow": {"SOLVER.BASE_LR": 0.25},
+    }
+    scratch = study.output / "base" / ".seed_1.copy"  # of a study that was killed while it copied
+    scratch.mkdir(parents=True)
+    (scratch / "metrics.json").write_text("half")
+    study.start("--dry_run")
+    assert f"to be copied from {first}/wide/seed_1" in capsys.readouterr().out
+    study.start()
+    assert f"base/seed_1: copied from {first}/wide/seed_1" in capsys.readouterr().out
+    assert sorted(call[1] for call in study.calls()) == [
+        "base/seed_5", "narrow/seed_1", "narrow/seed_5", "wide/seed_1", "wide/seed_5",
+    ]  # fmt: skip
+    record = json.loads((study.output / "base" / "seed_1" / "study.json").read_text())
+    assert record["copied_from"] == str(first / "wide" / "seed_1")
+    assert record["seconds"] == json.loads((first / "wide" / "seed_1" / "study.json").read_text())["seconds"]
+    assert not scratch.exists()
+    assert "| base | 2 of 2 |" in (study.output / "summary.md").read_text()
+
+
+@pytest.mark.parametrize("change", ["threads", "program", "seed"])
+def test_a_run_that_was_trained_in_another_way_is_not_copied(study: Study, change: str) -> None:
+    study.content |= {"variants": {"base": {}}, "seeds": [1]}
+    study.start()
+    study.output = study.folder / "second"
+    study.content["output"] = str(study.output)
+    if change == "program":
+        study.content["variants"] = {"base": {"program": str(FAKE)}}
+    else:
+        study.content |= {"threads": 2} if change == "threads" else {"seeds": [2]}
+    study.start()
+    assert len(study.calls()) == 1
+
+
+def test_a_copy_that_fails_leaves_nothing_behind(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    study.content |= {"variants": {"base": {}}, "seeds": [1]}
+    study.start()
+    study.output = study.folder / "second"
+    study.content["output"] = str(study.output)
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil.copytree, "__defaults__", (False, None, fail, False, False))
+        with pytest.raises(UserError, match=r"cannot be copied to .*disk is full"):
+            study.start()
+    assert not list(study.output.glob("base/*"))
+    study.start()
+    assert study.calls() == []
 
 
 def test_compare_alone(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
