@@ -308,7 +308,7 @@ class Gallery:
         double precision, and more candidates are asked for as long as the next ones could be as near.
         """
         count = k + SPARE
-        while len(members) and len(self._engine):
+        while len(members) and self._engine.dim is not None:
             count = min(count, MOST_CANDIDATES)
             rough, rows = self._engine.candidates(queries[members], count, cameras)
             found = self._engine.fetch(np.unique(rows[rows >= 0]))

@@ -8,6 +8,7 @@ else that does not fit is damage.
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 import zlib
@@ -76,10 +77,12 @@ def is_gallery(path: Path) -> bool:
 def read_file(path: Path) -> tuple[list[Record], int]:
     """The records of a gallery, and where they end; the rest is from an `append` that never returned."""
     try:
-        content = np.memmap(path, mode="r")
+        with open(path, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:  # ValueError: the file is empty
         reason = getattr(error, "strerror", None) or "it is empty"
         raise UserError(f"the gallery {path} cannot be read: {reason}") from None
+    content = np.frombuffer(mapped, dtype=np.uint8)
     if content[: len(MAGIC)].tobytes() != MAGIC:
         raise UserError(f"{path} is not a gallery; name a file that Gallery.save has written")
     records, start = [], 0
@@ -89,6 +92,7 @@ def read_file(path: Path) -> tuple[list[Record], int]:
             break
         record, start = _read_record(content, start, header, path)
         records.append(record)
+    mapped.madvise(mmap.MADV_DONTNEED)  # what was read for its checksum need not stay in memory
     return records, start
 
 

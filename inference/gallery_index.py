@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -66,6 +67,9 @@ class CellIndex:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Similarities and rows, both (Q, count), of near entries; rows are -1 where there are no more.
 
+        If half of the entries may be found, they are looked for in twice as many cells: the nearest of them
+        are further away.
+
         Args:
             queries: (Q, D).
             count: how many for each.
@@ -77,7 +81,10 @@ class CellIndex:
         if allowed is not None:
             bits = np.packbits(allowed, bitorder="little")
             selector = faiss.IDSelectorBitmap(bits)  # does not copy the bits
-        parameters = faiss.SearchParametersIVF(nprobe=searched or self.about.searched, sel=selector)
+            share = np.count_nonzero(allowed) / self._index.ntotal
+            searched = math.ceil(self.about.searched / share)
+        cells = min(searched or self.about.searched, self.about.cells)
+        parameters = faiss.SearchParametersIVF(nprobe=cells, sel=selector)
         found: tuple[np.ndarray, np.ndarray] = self._index.search(queries, count, params=parameters)
         return found
 

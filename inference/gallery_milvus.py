@@ -33,7 +33,11 @@ class MilvusEngine:
             address: a name that ends in .db, or http://host:19530.
             model: as for `Gallery.open`.
         """
+        # Errors are raised here; their stack traces need not be in the log as well.
+        for name in ("milvus_lite", "faiss", "grpc._server"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._milvus = import_extra("pymilvus", "search")
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # the import has set another level
         self._address, self._model = address, model
         self._is_local = "://" not in address
         self._client: Any = None
@@ -42,9 +46,6 @@ class MilvusEngine:
             import_extra("milvus_lite", "search")
             self._check_folder(Path(address))
             self._lock = lock_gallery(Path(address))
-        # Errors are raised here; their stack traces need not be in the log as well.
-        for name in ("pymilvus", "milvus_lite", "faiss", "grpc._server"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         try:
             with self._errors("opened"):
                 self._client = self._milvus.MilvusClient(address)
@@ -200,7 +201,9 @@ class MilvusEngine:
         """The entries of these rows."""
         found = sorted(self._get(rows, FIELDS), key=lambda entry: int(entry["row"]))
         return Entries(
-            np.array([entry["features"] for entry in found], dtype=np.float32).reshape(len(found), -1),
+            np.array([entry["features"] for entry in found], dtype=np.float32).reshape(
+                len(found), self.dim or 0
+            ),
             np.array([entry["person"] for entry in found], dtype=np.int64),
             np.array([entry["camera"] for entry in found], dtype=np.int64),
             [entry["file"] for entry in found],

@@ -95,6 +95,9 @@ def test_a_gallery_worked_by_hand(engine: str, open_gallery: OpenGallery) -> Non
     assert few.rows.tolist() == [[1, -1, -1, -1]]
     assert few.similarities[0, 1:].tolist() == [-np.inf] * 3
     assert few.files.tolist() == [["b", "", "", ""]]
+    assert gallery.search([1.0, 0.0], 2, camera=5).rows.tolist() == [[-1, -1]]
+    assert gallery.remove(rows=rows) == 3
+    assert gallery.search([1.0, 0.0], 2).rows.tolist() == [[-1, -1]]
 
 
 @pytest.mark.parametrize("engine", ["memory", "milvus"])
