@@ -167,14 +167,27 @@ class Gallery:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], *, exact_below: int = 100_000, target_recall: float = 0.99
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        model: str = "",
+        exact_below: int = 100_000,
+        target_recall: float = 0.99,
     ) -> Gallery:
-        """Read a file of FAISS to search it; several processes may. Changes stay in memory until `save`."""
+        """Read a file of FAISS to search it; several processes may. Changes stay in memory until `save`.
+
+        Args:
+            path: the file.
+            model: as for `open`.
+            exact_below: as for the class.
+            target_recall: as for the class.
+        """
         if is_milvus(path):
             raise UserError(f"{path} is a Milvus gallery, which is not loaded; use Gallery.open")
         from inference.gallery_faiss import FaissEngine
 
-        return cls(engine=FaissEngine.load(Path(path), exact_below=exact_below, target_recall=target_recall))
+        sizes = {"exact_below": exact_below, "target_recall": target_recall}
+        return cls(engine=FaissEngine.load(Path(path), model, **sizes))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._engine)
@@ -333,11 +346,6 @@ class Gallery:
 def is_milvus(address: str | os.PathLike[str]) -> bool:
     """Whether an address is that of a Milvus database."""
     return re.match(r"[a-z]+://", str(address)) is not None or str(address).endswith(".db")
-
-
-def exists_at(address: str | os.PathLike[str]) -> bool:
-    """Whether there is something at a local address; a cluster answers when it is opened."""
-    return "://" in str(address) or Path(address).exists()
 
 
 def lock_gallery(path: Path) -> IO[bytes]:

@@ -93,10 +93,11 @@ class FaissEngine:
         self._clear()
 
     @classmethod
-    def load(cls, path: Path, *, exact_below: int, target_recall: float) -> FaissEngine:
+    def load(cls, path: Path, model: str, *, exact_below: int, target_recall: float) -> FaissEngine:
         """Read a file; nothing is written to it until `save`."""
-        engine = cls(exact_below=exact_below, target_recall=target_recall)
+        engine = cls(exact_below=exact_below, target_recall=target_recall, model=model)
         engine._read(path)
+        check_model(model, engine._model, path)
         return engine
 
     @classmethod

@@ -22,7 +22,10 @@ MESSAGE = 2**24  # bytes of vectors in one message; a cluster refuses 64 MB
 
 
 class MilvusEngine:
-    """Vectors in a collection `gallery`, compared one by one (index FLAT)."""
+    """Vectors in a collection `gallery`, compared one by one (index FLAT).
+
+    Milvus Lite runs in this process and listens on a port of 127.0.0.1, for every user of the machine.
+    """
 
     exact = True
 

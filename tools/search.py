@@ -25,7 +25,7 @@ from engine.command import run_command
 from engine.runtime import setup_log
 from errors import UserError
 from inference import Gallery, Matches, Predictor, Triple
-from inference.gallery import exists_at
+from inference.gallery import is_milvus
 from reporting.extra import import_extra
 
 logger = logging.getLogger(__name__)
@@ -86,14 +86,15 @@ def read_shard(path: Path) -> dict[str, np.ndarray]:
 
 def query(args: argparse.Namespace) -> None:
     """Embed a triple and print its nearest entries."""
-    if not exists_at(args.gallery):
+    if "://" not in args.gallery and not Path(args.gallery).exists():
         raise UserError(f"there is no gallery {args.gallery}; make it with tools.search build")
     weights = Path(args.weights)
     triple = Triple(args.rgb, args.ni, args.ti)
     logging.getLogger("modeling").setLevel(logging.WARNING)
     features = Predictor.load(weights).embed([triple])
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
-    with Gallery.open(args.gallery, model=digest) as gallery:
+    find = Gallery.open if is_milvus(args.gallery) else Gallery.load
+    with find(args.gallery, model=digest) as gallery:
         matches = gallery.search(features, args.k, camera=args.camera, without=args.without)
     sys.stdout.writelines(f"{line}\n" for line in table_of(matches))
 

@@ -8,13 +8,13 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
+from engine.files import save_arrays
 from errors import UserError
 from inference import Gallery, Predictor, Triple
 from inference.gallery import Matches
+from reporting.extra import import_extra
 from tools import search
 
 FEATURES = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
@@ -31,9 +31,11 @@ def arrays_of(rows: slice) -> dict[str, np.ndarray]:
     }
 
 
-def to_table(arrays: dict[str, np.ndarray]) -> pa.Table:
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(arrays["features"].ravel()), 4)
-    return pa.table({name: lists if name == "features" else pa.array(a) for name, a in arrays.items()})
+def save_table(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    arrow = import_extra("pyarrow", "search")
+    columns = {name: arrow.array(values) for name, values in arrays.items() if name != "features"}
+    columns["features"] = arrow.FixedSizeListArray.from_arrays(arrow.array(arrays["features"].ravel()), 4)
+    import_extra("pyarrow.parquet", "search").write_table(arrow.table(columns), path)
 
 
 @pytest.fixture(params=["npz", "parquet"])
@@ -44,9 +46,9 @@ def embeddings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for shard, rows in enumerate((slice(0, 4), slice(4, 7), slice(7, 7))):
         path = folder / f"part-{shard:05d}.{request.param}"
         if request.param == "npz":
-            np.savez(path, **arrays_of(rows))
+            save_arrays(path, arrays_of(rows))
         else:
-            pq.write_table(to_table(arrays_of(rows)), path)
+            save_table(path, arrays_of(rows))
     (folder / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": True}))
     return folder
 
