@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 ENGINES = ("exact", "inverted", "quantised", "milvus")
 VIEWS, CAMERAS, NUM_QUERIES, K = 10, 6, 1000, 10
-LATENT = 64  # dimensions in which people differ
+LATENT, NOISE = 16, 0.35  # dimensions in which people differ, and how much views of one do: rank-1 is 98 %
 ONE_BY_ONE = 50  # queries that are also asked alone
 SHARD = 50_000  # entries added at once
 HEADINGS = (
@@ -55,11 +55,11 @@ def draw(folder: Path, size: int, dim: int) -> None:
     rng = np.random.default_rng(0)
     spread = rng.standard_normal((LATENT, dim), dtype=np.float32) / np.float32(np.sqrt(LATENT))
     people = rng.standard_normal((max(1, size // VIEWS), LATENT), dtype=np.float32)
-    shifts = 0.5 * rng.standard_normal((CAMERAS, LATENT), dtype=np.float32)
+    shifts = NOISE / 2 * rng.standard_normal((CAMERAS, LATENT), dtype=np.float32)
 
     def views(ids: np.ndarray) -> np.ndarray:
         latent = people[ids] + shifts[rng.integers(0, CAMERAS, len(ids))]
-        latent += 0.7 * rng.standard_normal(latent.shape, dtype=np.float32)
+        latent += NOISE * rng.standard_normal(latent.shape, dtype=np.float32)
         features = latent @ spread + 0.1 * rng.standard_normal((len(ids), dim), dtype=np.float32)
         return np.asarray(features / np.linalg.norm(features, axis=1, keepdims=True))
 
