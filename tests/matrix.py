@@ -58,7 +58,7 @@ class Environment(NamedTuple):
 def requirements_of(project: Mapping[str, Any]) -> list[str]:
     """All that the tests need, as pyproject.toml's table `project` states it."""
     extras = project["optional-dependencies"]
-    return [*project["dependencies"], *extras["report"], *extras["test"]]
+    return [*project["dependencies"], *extras["report"], *extras["search"], *extras["test"]]
 
 
 def lower_bound(requirement: str) -> str:

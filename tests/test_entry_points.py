@@ -184,6 +184,8 @@ TOOLS = (
     "tools.convert",
     "tools.describe_images",
     "tools.figures",
+    "tools.search",
+    "tools.search query",
     "studies",
     "studies slim",
 )

@@ -8,7 +8,7 @@ from conftest import ROOT, SMALL_MODEL
 from matrix import requirements_of, tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-HIDDEN = ("matplotlib", "sklearn")
+HIDDEN = ("matplotlib", "sklearn", "faiss", "pymilvus", "milvus_lite", "pyarrow")
 """None in `sys.modules` lets an import fail as if the library were not installed."""
 
 
@@ -33,12 +33,16 @@ test_net.main(["TEST.WEIGHT", sys.argv[1] + "/last.pth"])
 
 def test_the_extras() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"report", "test", "dev"}
-    assert "demo-sdtps[report,test]" in extras["dev"]  # make .venv installs dev, and has to have all
+    assert set(extras) == {"report", "search", "test", "dev"}
+    assert "demo-sdtps[report,search,test]" in extras["dev"]  # make .venv installs dev, and has to have all
     core = " ".join(PROJECT["dependencies"])
     assert "PyYAML" in core
     assert "matplotlib" not in core
     assert "scikit-learn" not in core
+    assert not [name for name in ("faiss", "milvus", "pyarrow") if name in core]
     tested = " ".join(requirements_of(PROJECT))
-    assert all(name in tested for name in ("torch", "matplotlib", "scikit-learn", "pytest", "setuptools"))
+    assert all(
+        name in tested
+        for name in ("torch", "matplotlib", "scikit-learn", "faiss-cpu", "pymilvus", "pytest", "setuptools")
+    )
     assert "demo-sdtps" not in tested, "the matrix installs requirements, not the project"

@@ -75,3 +75,29 @@ def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pattern", type=int, help="return pattern of the ranked lists (the model's last)")
     parser.add_argument("--width", type=float, default=7.0, help="of the figures, in inches (7)")
     return parser.parse_intermixed_args(argv)
+
+
+def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.search."""
+    gallery_help = "a file for FAISS, NAME.db for Milvus Lite, or http://HOST:19530 for Milvus"
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.search", description="Find people in a gallery of descriptors."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{build,query}")
+    build = commands.add_parser("build", help="make a gallery from what tools.embed has written")
+    build.add_argument("embeddings", type=Path, metavar="EMBEDDINGS", help="folder of tools.embed")
+    build.add_argument("gallery", metavar="GALLERY", help=gallery_help)
+    build.add_argument(
+        "--recall", type=float, default=0.99, help="that an index of a large gallery has to reach (0.99)"
+    )
+    query = commands.add_parser("query", help="list the entries that are most like a triple of images")
+    query.add_argument("gallery", metavar="GALLERY", help=gallery_help)
+    query.add_argument("--weights", required=True, metavar="FILE", help="the checkpoint that embedded it")
+    for modality in ("rgb", "ni", "ti"):
+        query.add_argument(f"--{modality}", type=Path, metavar="IMAGE", help="leave out what you lack")
+    query.add_argument("-k", type=int, default=10, help="entries to list (10)")
+    query.add_argument(
+        "--camera", type=int, nargs="+", metavar="C", help="list entries of these cameras only"
+    )
+    query.add_argument("--without", type=int, nargs="+", metavar="C", help="list none of these cameras")
+    return parser.parse_args(argv)

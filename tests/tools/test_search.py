@@ -1,0 +1,133 @@
+"""tools.search: a gallery from shards of tools.embed, and a query with image files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.files import save_arrays
+from errors import UserError
+from inference import Gallery, Predictor, Triple
+from inference.gallery import Matches
+from reporting.extra import import_extra
+from tools import search
+
+FEATURES = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+
+
+def arrays_of(rows: slice) -> dict[str, np.ndarray]:
+    index = np.arange(7)[rows]
+    return {
+        "features": FEATURES[rows],
+        "ids": index // 2,
+        "cameras": np.where(index == 6, -1, index % 3),
+        "files": np.array([f"{row}.jpg" for row in index], dtype=np.str_),
+        "index": index,
+    }
+
+
+def save_table(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    arrow = import_extra("pyarrow", "search")
+    columns = {name: arrow.array(values) for name, values in arrays.items() if name != "features"}
+    columns["features"] = arrow.FixedSizeListArray.from_arrays(arrow.array(arrays["features"].ravel()), 4)
+    import_extra("pyarrow.parquet", "search").write_table(arrow.table(columns), path)
+
+
+@pytest.fixture(params=["npz", "parquet"])
+def embeddings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Three shards; the last is empty, as if none of its images could be read."""
+    folder = tmp_path / "embeddings"
+    folder.mkdir()
+    for shard, rows in enumerate((slice(0, 4), slice(4, 7), slice(7, 7))):
+        path = folder / f"part-{shard:05d}.{request.param}"
+        if request.param == "npz":
+            save_arrays(path, arrays_of(rows))
+        else:
+            save_table(path, arrays_of(rows))
+    (folder / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": True}))
+    return folder
+
+
+def test_a_gallery_is_built_from_shards(embeddings: Path, tmp_path: Path) -> None:
+    path = tmp_path / "people.gallery"
+    search.main(["build", str(embeddings), str(path)])
+    gallery = Gallery.load(path)
+    assert len(gallery) == 7
+    found = gallery.search(FEATURES, 1)
+    assert found.rows[:, 0].tolist() == list(range(7))
+    assert found.ids[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3]
+    assert found.cameras[:, 0].tolist() == [0, 1, 2, 0, 1, 2, -1]
+    assert found.files[:, 0].tolist() == [f"{row}.jpg" for row in range(7)]
+    with pytest.raises(UserError, match="features of the model abc…"):
+        Gallery.open(path, model="def")
+    with pytest.raises(UserError, match="holds 7 entries; name another, or remove it"):
+        search.main(["build", str(embeddings), str(path)])
+
+
+@pytest.mark.parametrize("embeddings", ["npz"], indirect=True)
+def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> None:
+    def refused(message: str) -> None:
+        with pytest.raises(UserError, match=message):
+            search.main(["build", str(embeddings), str(tmp_path / "people.gallery")])
+
+    shard = embeddings / "part-00001.npz"
+    shard.write_bytes(shard.read_bytes()[:200])
+    refused(r"part-00001\.npz cannot be read")
+    (tmp_path / "people.gallery").unlink()
+    (embeddings / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": False}))
+    refused("are not finished")
+    (embeddings / "embedding.json").write_text("[]")
+    refused(r"embedding\.json cannot be read")
+    (embeddings / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": True}))
+    for path in embeddings.glob("part-*"):
+        path.unlink()
+    refused(r"holds no part-\*\.npz")
+    assert not (tmp_path / "people.gallery").exists()
+
+
+class Embeds:
+    """Stands for a predictor: the descriptor is the number in the name of the RGB file."""
+
+    def embed(self, triples: list[Triple]) -> np.ndarray:
+        return np.stack([FEATURES[int(Path(str(triple.rgb)).stem)] for triple in triples])
+
+
+def test_a_query_prints_its_nearest_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Predictor, "load", lambda _: Embeds())
+    level = logging.getLogger("modeling").level
+    weights, path = tmp_path / "best.pth", tmp_path / "people.gallery"
+    weights.write_bytes(b"weights")
+    command = ["query", str(path), "--weights", str(weights), "--rgb", "6.jpg"]
+    with pytest.raises(UserError, match=r"there is no gallery .*people\.gallery; make it with tools\.search"):
+        search.main(command)
+    with Gallery.open(path, model=hashlib.sha256(b"weights").hexdigest()) as gallery:
+        arrays = arrays_of(slice(0, 7))
+        gallery.add(FEATURES, ids=arrays["ids"], cameras=arrays["cameras"], files=arrays["files"].tolist())
+        cosine = gallery.search(FEATURES[6], 1, camera=1).similarities[0, 0]
+    search.main([*command, "-k", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["rank", "cosine", "id", "camera", "file"]
+    assert lines[1].split() == ["1", "1.0000", "3", "–", "6.jpg"]
+    assert len(lines) == 4
+    search.main([*command, "--camera", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines[1:]] == ["1", "1"], "there are two of camera 1"
+    assert lines[1].split()[1] == f"{cosine:.4f}"
+    weights.write_bytes(b"others")
+    with pytest.raises(UserError, match="has features of the model"):
+        search.main(command)
+    logging.getLogger("modeling").setLevel(level)
+
+
+def test_the_table_leaves_out_what_was_not_found() -> None:
+    unknown = np.array([[5, -1]])
+    similarities = np.array([[0.5, -np.inf]], dtype=np.float32)
+    matches = Matches(similarities, unknown, unknown, unknown, np.array([["a", ""]], dtype=object))
+    assert len(list(search.table_of(matches))) == 2
