@@ -153,6 +153,13 @@ def build_test_data(
     )
 
 
+def read_splits(cfg: CfgNode, *, test_only: bool = False) -> tuple[Splits, str]:
+    """The records of the data set that `cfg.DATASETS` names, some held out, and its protocol."""
+    source, folder = _find_data(cfg)
+    read = _read(cfg, source, folder, test_only=test_only)
+    return (read if test_only else _hold_out(cfg, source, read)), source.protocol
+
+
 def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
     """A hash over the files of each record (path below `folder` and size), its identity, camera and scene.
 

@@ -1,5 +1,5 @@
 """Use a trained model on images of your own."""
 
-from inference.predictor import Embedded, Explanation, Predictor, Triple
+from inference.predictor import Embedded, Explanation, Predictor, Triple, Verification
 
-__all__ = ["Embedded", "Explanation", "Predictor", "Triple"]
+__all__ = ["Embedded", "Explanation", "Predictor", "Triple", "Verification"]
