@@ -93,7 +93,8 @@ class World:
                 raise
             raise UserError(
                 f"{_find_lost(roll_call)} has ended, or has not answered for "
-                f"{time_limit.total_seconds() / 60:g} minutes; see its messages, then continue with --resume"
+                f"{time_limit.total_seconds() / 60:g} minutes; see its messages, then continue "
+                "(train_net.py with --resume, tools.embed with the same command)"
             ) from error
         dist.destroy_process_group()  # not after an error: it would wait for the others
 
