@@ -58,7 +58,7 @@ def test_verify(file: Path, weights: Path, mini_root: Path) -> None:
     predictor = Predictor.load(weights, calibration=file)
     folder = mini_root / "RGBNT201" / "test"
     names = sorted(path.name for path in (folder / "RGB").iterdir())
-    triples = [Triple(*(folder / kind / name for kind in ("RGB", "NI", "TI"))) for name in names]
+    triples = [Triple(folder / "RGB" / name, folder / "NI" / name, folder / "TI" / name) for name in names]
     features = predictor.embed(triples)
     threshold = json.loads(file.read_text())["threshold"]
     answers = set()

@@ -31,14 +31,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory, mini_root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(mini_root: Path) -> list[list[Path]]:
+def images(mini_root: Path) -> list[tuple[Path, Path, Path]]:
     folder = mini_root / "RGBNT201" / "test"
     names = sorted(path.name for path in (folder / "RGB").iterdir())[:COUNT]
-    return [[folder / kind / name for kind in ("RGB", "NI", "TI")] for name in names]
+    return [(folder / "RGB" / name, folder / "NI" / name, folder / "TI" / name) for name in names]
 
 
 @pytest.fixture
-def source(tmp_path: Path, images: list[list[Path]]) -> Path:
+def source(tmp_path: Path, images: list[tuple[Path, Path, Path]]) -> Path:
     """A list with a missing modality in row 1 and a broken file in row 5."""
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     rows = [[*map(str, row), str(number // 3), str(number % 2)] for number, row in enumerate(images)]
@@ -75,7 +75,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_what_is_written(
     run: Callable[..., Path],
-    images: list[list[Path]],
+    images: list[tuple[Path, Path, Path]],
     weights: Path,
     source: Path,
     caplog: pytest.LogCaptureFixture,
@@ -128,7 +128,8 @@ def test_a_killed_command_continues_with_equal_output(
     run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = content(run(out="whole"))
-    save, saved, most = ShardFolder.save, [], 2
+    save, most = ShardFolder.save, 2
+    saved: list[int] = []
 
     def save_some(folder: ShardFolder, shard: int, arrays: Any, skipped: Any) -> None:
         if len(saved) == most:
@@ -223,7 +224,10 @@ def test_parquet_needs_the_extra(run: Callable[..., Path], monkeypatch: pytest.M
 
 
 def test_short_descriptors(
-    run: Callable[..., Path], images: list[list[Path]], weights: Path, caplog: pytest.LogCaptureFixture
+    run: Callable[..., Path],
+    images: list[tuple[Path, Path, Path]],
+    weights: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = run("--dim", "8")
     assert "learning a PCA on the 32 training triples" in caplog.text
