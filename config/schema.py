@@ -97,6 +97,8 @@ NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
 NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
+FROM_CSV = (lambda cfg: cfg.DATASETS.NAMES == "CSV", "DATASETS.NAMES is CSV")
+NO_CSV = (lambda cfg: cfg.DATASETS.NAMES != "CSV", "DATASETS.NAMES is not CSV")
 CLIP = (lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16", "the backbone is ViT-B-16, as in DeMo")
 SOFT_MARGIN = (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on")
 NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
@@ -175,8 +177,10 @@ TABLE = (
 
     Key("DATASETS.NAMES", "RGBNT201",
         "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticTrunk`, "
-        "`SyntheticV1` or `SyntheticHard`: [data.md](data.md)."),
-    FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder."),
+        "`SyntheticV1`, `SyntheticHard` or `CSV`: [data.md](data.md)."),
+    FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder.",
+        unused=(FROM_CSV,)),
+    FreeKey("DATASETS.CSV", "", "The file that lists the triples of `DATASETS.NAMES CSV`.", unused=(NO_CSV,)),
     TrainKey("DATASETS.VAL_IDS", 0,
         "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "
         "choose it on the test split, as DeMo does.", HELD_OUT),
@@ -269,6 +273,8 @@ RULES: tuple[Condition, ...] = (
     (lambda cfg: cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS,
      "SOLVER.WARMUP_ITERS ({SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
      "({SOLVER.MAX_EPOCHS}); lower it, or set it to 0 for no warm-up"),
+    (lambda cfg: cfg.DATASETS.NAMES == "CSV" and not cfg.DATASETS.CSV,
+     "DATASETS.NAMES is CSV, but DATASETS.CSV names no file; add DATASETS.CSV FILE"),
     (lambda cfg: not cfg.OUTPUT_DIR.strip(), "OUTPUT_DIR is empty; name a folder for the run"),
 )
 """What settings must not be together, each with its message; {SECTION.NAME} stands for a value."""

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
 from datasets.cache import RamCache, check_memory
+from datasets.csv_list import read_columns
 from datasets.dataset import DatasetError, MultiModalDataset, Records, Sample, Scan, Splits, collate
 from datasets.sampler import IdentitySampler
 from datasets.sources import SOURCES, DataSource
@@ -153,6 +154,13 @@ def build_test_data(
     )
 
 
+def read_splits(cfg: CfgNode, *, test_only: bool = False) -> tuple[Splits, str]:
+    """The records of the data set that `cfg.DATASETS` names, some held out, and its protocol."""
+    source, folder = _find_data(cfg)
+    read = _read(cfg, source, folder, test_only=test_only)
+    return (read if test_only else _hold_out(cfg, source, read)), source.protocol
+
+
 def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
     """A hash over the files of each record (path below `folder` and size), its identity, camera and scene.
 
@@ -175,11 +183,11 @@ def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
 
 def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
     """The training split of the data set that `cfg.DATASETS` names, if it is there and in order."""
-    source = SOURCES.get(cfg.DATASETS.NAMES)
-    if source is None or not os.path.isdir(folder := Path(cfg.DATASETS.ROOT_DIR) / source.folder):
+    if cfg.DATASETS.NAMES not in SOURCES:
         return None
     try:
-        return _describe_training(_hold_out(cfg, source, source.read(folder)).train)
+        source, place = _locate(cfg)
+        return _describe_training(_hold_out(cfg, source, source.read(place)).train)
     except DatasetError:
         return None
 
@@ -187,7 +195,8 @@ def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
 def _read(cfg: CfgNode, source: DataSource, folder: Path, *, test_only: bool = False) -> Splits:
     """The splits of a data set; their sizes are logged."""
     read = source.read(folder, test_only=test_only)
-    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR, read.describe())
+    place = folder if source.is_list else cfg.DATASETS.ROOT_DIR
+    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, place, read.describe())
     return read
 
 
@@ -284,22 +293,31 @@ def scan_data(cfg: CfgNode) -> Scan:
 
 
 def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
-    """The data set that `cfg.DATASETS` names, and its folder, drawn first if it is one that is drawn."""
+    """The data set that `cfg.DATASETS` names, and its folder or list; one that is drawn is drawn first."""
     name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
     if name not in SOURCES:
         raise DatasetError(
             f"unknown data set {name!r} in DATASETS.NAMES; choose from {', '.join(sorted(SOURCES))}"
         )
-    source = SOURCES[name]
+    source, folder = _locate(cfg)
     if source.draw is not None:
         return source, source.draw(root)
-    folder = root / source.folder
-    if not os.path.isdir(folder):  # unlike Path.is_dir, this is False for a name that cannot exist
+    # Unlike Path.is_dir, os.path.isdir is False for a name that cannot exist.
+    if not source.is_list and not os.path.isdir(folder):
         raise DatasetError(
             f"there is no folder {folder.absolute()}: put the {name} data set there, "
             "or set DATASETS.ROOT_DIR to the folder that holds it"
         )
     return source, folder
+
+
+def _locate(cfg: CfgNode) -> tuple[DataSource, Path]:
+    """The data set that `cfg.DATASETS` names, and where it should be."""
+    source = SOURCES[cfg.DATASETS.NAMES]
+    if not source.is_list:
+        return source, Path(cfg.DATASETS.ROOT_DIR) / source.folder
+    file = Path(cfg.DATASETS.CSV)
+    return source if "camera" in read_columns(file) else replace(source, protocol="none"), file
 
 
 def _check_memory(cfg: CfgNode, splits: Splits, num_processes: int) -> None:

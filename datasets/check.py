@@ -18,6 +18,7 @@ from structures import ImageRecord, Modality
 
 PROBLEM_KINDS = {
     "folder": "folders that are missing, empty or cannot be read",
+    "row": "rows of a CSV file that cannot be used",
     "unparsable": "files whose name does not say identity and camera",
     "unpaired": "files without a partner in another modality",
     "mask": "masks that are missing, or belong to no image",
@@ -212,7 +213,8 @@ class _Listing:
         return Problem(kind, self._name(path), f"{self._name(path)} {what}")
 
     def _name(self, path: Path) -> str:
-        return on_one_line(path.relative_to(self.scan.folder).as_posix())
+        inside = path.is_relative_to(self.scan.folder)  # a CSV file may name others
+        return on_one_line((path.relative_to(self.scan.folder) if inside else path).as_posix())
 
 
 def _show(size: tuple[int, int]) -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from datasets.csv_list import scan_csv
 from datasets.dataset import DatasetError, Scan, Splits
 from datasets.layout import to_splits
 from datasets.msvr310 import scan_msvr310
@@ -39,10 +40,10 @@ class Reader(Protocol):
     """Lists the records of a data set, and all that is wrong with its names and folders; opens no file.
 
     Records are sorted by file name, and by identity where each has a folder; the files of a triple have the
-    same name.
+    same name. A list has its own order and names.
     """
 
-    def __call__(self, folder: Path, *, test_only: bool = False) -> Scan:
+    def __call__(self, folder: Path, /, *, test_only: bool = False) -> Scan:
         """With `test_only`, the training split is empty, and its folder need not exist."""
 
 
@@ -56,6 +57,7 @@ class DataSource:
     name_camera: Callable[[int], str] = str  # from the camera of a record to what the data set calls it
     # For a synthetic set: from DATASETS.ROOT_DIR to its folder, drawn if it is not there.
     draw: Callable[[Path], Path] | None = None
+    is_list: bool = False  # `scan` takes the file that DATASETS.CSV names, in place of a folder
 
     def read(self, folder: Path, *, test_only: bool = False) -> Splits:
         """The splits, or one `DatasetError` for all that is wrong."""
@@ -89,6 +91,7 @@ SOURCES = {
         )
         for name, spec in DRAWN_SETS.items()
     },
+    "CSV": DataSource("", scan_csv, "camera", is_list=True),
 }
 """The data sets by their name in DATASETS.NAMES."""
 

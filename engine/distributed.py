@@ -64,8 +64,12 @@ class World:
         return self.rank == 0
 
     @contextmanager
-    def joined(self, device: torch.device) -> Iterator[None]:
-        """Connect the processes, with nccl between CUDA devices and gloo between CPUs."""
+    def joined(self, device: torch.device, time_limit: timedelta | None = None) -> Iterator[None]:
+        """Connect the processes, with nccl between CUDA devices and gloo between CPUs.
+
+        A process that waits longer than the limit (`TIME_LIMIT`) for the others gives up.
+        """
+        time_limit = time_limit or TIME_LIMIT
         if self.size == 1:
             yield
             return
@@ -74,7 +78,7 @@ class World:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         try:
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIME_LIMIT)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=time_limit)
             roll_call = dist.new_group(backend="gloo")  # to find out who does not answer
         except dist.DistError as error:
             place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -89,7 +93,8 @@ class World:
                 raise
             raise UserError(
                 f"{_find_lost(roll_call)} has ended, or has not answered for "
-                f"{TIME_LIMIT.total_seconds() / 60:g} minutes; see its messages, then continue with --resume"
+                f"{time_limit.total_seconds() / 60:g} minutes; see its messages, then continue "
+                "(train_net.py with --resume, tools.embed with the same command)"
             ) from error
         dist.destroy_process_group()  # not after an error: it would wait for the others
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inference.gallery import Gallery, Matches
-    from inference.predictor import Embedded, Explanation, Predictor, Triple
+    from inference.predictor import Embedded, Explanation, Predictor, Triple, Verification
 
-__all__ = ["Embedded", "Explanation", "Gallery", "Matches", "Predictor", "Triple"]
+__all__ = ["Embedded", "Explanation", "Gallery", "Matches", "Predictor", "Triple", "Verification"]
 
 
 def __getattr__(name: str) -> Any:

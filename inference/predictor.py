@@ -7,7 +7,8 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -20,15 +21,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datasets.build import make_eval_transform
-from datasets.dataset import UnreadableImageError, read_image, resize_images
-from datasets.pixels import convert_to
+from datasets.dataset import UnreadableImageError, read_image, read_images, resize_images
+from datasets.pixels import convert_to, make_upright
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
 from errors import UserError
+from inference.calibration import Calibration, load_calibration
+from inference.compact import WhiteningPca, load_pca
+from inference.origin import Origin, find_origin, hash_file
 from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
 from reporting.pictures import denormalise, spread_over_pixels
-from structures import RETURN_PATTERNS, ModalBatch, Modality, ModelOutput, PerModality
-from trained import load_trained
+from structures import RETURN_PATTERNS, ImageRecord, ModalBatch, Modality, ModelOutput, PerModality
+from trained import Trained, load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +91,15 @@ class Explanation:
         return Image.fromarray(torch.cat(shown, dim=2).mul(255).round().byte().permute(1, 2, 0).numpy())
 
 
+@dataclass(frozen=True)
+class Verification:
+    """Whether two triples show the same person."""
+
+    distance: float  # between the two descriptors, in [0, 2]
+    threshold: float  # the largest distance of a match
+    same: bool  # whether the distance is not above it
+
+
 class Predictor:
     """Embeds triples of images. Several threads may use one predictor."""
 
@@ -100,6 +113,9 @@ class Predictor:
         after_neck: bool = False,
         num_cameras: int = 0,
         batch_size: int = 32,
+        origin: Origin | None = None,
+        pca: WhiteningPca | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         """Take a model that is built; `load` builds one from a checkpoint.
 
@@ -111,6 +127,9 @@ class Predictor:
             after_neck: take the features after the BNNeck instead of before.
             num_cameras: cameras of training.
             batch_size: triples in one forward pass.
+            origin: what the descriptors are made with; None for a model that comes from no file.
+            pca: shortens the descriptors.
+            calibration: the threshold of `verify`.
         """
         if pattern not in RETURN_PATTERNS:
             raise UserError(f"there is no return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
@@ -122,6 +141,8 @@ class Predictor:
         self._pattern, self._after_neck = pattern, after_neck
         self._num_cameras = num_cameras
         self._batch_size = batch_size
+        self.origin = origin
+        self._pca, self._calibration = pca, calibration
         self._lock = threading.Lock()  # slimming keeps the attention of a pass in the model
 
     @classmethod
@@ -134,6 +155,8 @@ class Predictor:
         device: str = "auto",
         pattern: int = 3,
         batch_size: int = 32,
+        pca: str | Path | None = None,
+        calibration: str | Path | None = None,
     ) -> Predictor:
         """Read a checkpoint; configuration, identities and cameras come from the file.
 
@@ -144,18 +167,56 @@ class Predictor:
             device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one.
             pattern: as for the class.
             batch_size: as for the class.
+            pca: a file of `tools.embed --dim`, made with these weights.
+            calibration: a file of `tools.calibrate`, made with these weights and this `pca`.
         """
         trained = load_trained(weights, overrides, config_file=config_file)
         name, _, number = device.partition(":")
+        return cls.of(
+            trained,
+            weights,
+            device=choose_device(name, number or trained.cfg.MODEL.DEVICE_ID),
+            pattern=pattern,
+            batch_size=batch_size,
+            pca=pca,
+            calibration=calibration,
+        )
+
+    @classmethod
+    def of(
+        cls,
+        trained: Trained,
+        weights: str | Path,
+        *,
+        device: torch.device,
+        pattern: int = 3,
+        batch_size: int = 32,
+        pca: str | Path | None = None,
+        calibration: str | Path | None = None,
+    ) -> Predictor:
+        """As `load`, of a checkpoint that `load_trained` has read from `weights`."""
+        origin, compact = find_origin(weights, trained.cfg, pattern), None
+        if pca is not None:
+            compact = load_pca(Path(pca), origin)
+            origin = replace(origin, pca=hash_file(Path(pca)))
         return cls(
             trained.model,
             make_eval_transform(trained.cfg),
-            device=choose_device(name, number or trained.cfg.MODEL.DEVICE_ID),
+            device=device,
             pattern=pattern,
             after_neck=trained.cfg.TEST.NECK_FEAT == "after",
             num_cameras=len(trained.split.cameras),
             batch_size=batch_size,
+            origin=origin,
+            pca=compact,
+            calibration=None if calibration is None else load_calibration(Path(calibration), origin),
         )
+
+    @cached_property
+    def dim(self) -> int:
+        """D, the numbers in a descriptor."""
+        black = Triple(np.zeros((8, 8), np.uint8))
+        return int(self.embed([black]).shape[1])
 
     def embed(self, triples: Sequence[Triple], *, on_error: str = "raise") -> Tensor:
         """The descriptors of N triples, (N, D), each of length 1, on the CPU.
@@ -179,16 +240,30 @@ class Predictor:
             features[list(part.indices)] = part.features
         return features
 
-    def stream(self, triples: Iterable[Triple], *, on_error: str = "raise") -> Iterator[Embedded]:
+    def verify(self, a: Triple, b: Triple) -> Verification:
+        """Whether two triples show the same person, by the threshold of the calibration."""
+        if self._calibration is None:
+            raise UserError(
+                "there is no threshold to verify with; make one with python -m tools.calibrate, and give it "
+                'as Predictor.load(…, calibration="OUT.json")'
+            )
+        first, second = self.embed([a, b])
+        distance, threshold = float((first - second).norm()), self._calibration.threshold
+        return Verification(distance, threshold, distance <= threshold)
+
+    def stream(
+        self, triples: Iterable[Triple], *, on_error: str = "raise", start: int = 0
+    ) -> Iterator[Embedded]:
         """The descriptors batch by batch, of any number of triples, in constant memory.
 
         Args:
             triples: may be a generator; the next batch is read while one is computed.
             on_error: see `embed`; with `skip`, a part lists what it skipped.
+            start: index of the first triple.
         """
         if on_error not in ON_ERROR:
             raise UserError(f"on_error is {on_error!r}; choose from {', '.join(ON_ERROR)}")
-        source, start = iter(triples), 0
+        source = iter(triples)
         with ThreadPoolExecutor(READERS) as pool:
             waiting = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
             while waiting:
@@ -206,8 +281,8 @@ class Predictor:
                 features = torch.empty(0, 0)
                 if images:
                     output = self._forward(torch.stack(list(images.values()), dim=1), cameras)
-                    features = output.embedding(self._pattern, after_neck=self._after_neck)
-                yield Embedded(F.normalize(features.float(), dim=1).cpu(), tuple(images), unreadable)
+                    features = self._describe(output)
+                yield Embedded(features, tuple(images), unreadable)
                 start += len(waiting)
                 waiting = upcoming
 
@@ -229,6 +304,12 @@ class Predictor:
                 lambda by_name: {name: to_grid(values) for name, values in by_name.items()}
             ),
         )
+
+    def _describe(self, output: ModelOutput) -> Tensor:
+        """The descriptors of a batch, (B, D), each of length 1, on the CPU."""
+        features = output.embedding(self._pattern, after_neck=self._after_neck)
+        features = F.normalize(features.float(), dim=1).cpu()
+        return features if self._pca is None else self._pca.apply(features)
 
     def _read(self, triple: Triple) -> tuple[Tensor, int]:
         """The images as the model takes them, (3, 3, H, W), zeros where one is missing, and the camera."""
@@ -258,6 +339,12 @@ class Predictor:
         return output
 
 
+def triple_of(record: ImageRecord) -> Triple:
+    """The images of a record of a data set; a file that holds all three is read here."""
+    images = read_images(record) if record.is_strip else record.paths
+    return Triple(*images)
+
+
 def _open(source: ImageSource, modality: Modality) -> Image.Image:
     """An image in colour, upright, with 8 bits per channel."""
     if isinstance(source, (str, os.PathLike)):
@@ -270,4 +357,4 @@ def _open(source: ImageSource, modality: Modality) -> Image.Image:
                 "(H, W, 3) of uint8, or (H, W) of uint8 or uint16"
             )
         source = Image.fromarray(source)
-    return convert_to(source, "RGB")
+    return convert_to(make_upright(source), "RGB")

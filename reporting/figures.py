@@ -7,6 +7,7 @@ for. Nothing here uses pyplot or leaves a trace in matplotlib's parameters.
 from __future__ import annotations
 
 import io
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,6 +75,7 @@ class Plane:
 
 def figure_files(figure: Figure) -> dict[str, bytes]:
     """A figure as PDF and PNG: the content of each file, by its ending."""
+    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
     files = {}
     for kind, metadata in UNDATED.items():
         content = io.BytesIO()

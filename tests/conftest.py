@@ -19,9 +19,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from config import load_config
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
 from dead_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401
 from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
+from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import LoadReport, fill_model, read_model
 from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, RankingMetrics, RetrievalSet, Role
@@ -61,6 +63,16 @@ def run_away_from_the_project(program: str, folder: Path) -> None:
 def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
     """Fill a whole model from a file."""
     return fill_model(model, read_model(path), allow_partial=allow_partial)
+
+
+def save_untrained(path: Path, *settings: str, classes: int = 8) -> Path:
+    """Save a checkpoint of the small model with random weights, for two cameras, as a run would."""
+    cfg = load_config(SMALL_MODEL, ["INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]", *settings])
+    torch.manual_seed(0)
+    split = {"classes": classes, "cameras": [0, 1], "scenes": [0]}
+    model = make_model(cfg, classes, 2).state_dict()
+    torch.save({"model": model, "config": cfg.dump(), "data": split}, path)
+    return path
 
 
 def is_running(pid: int) -> bool:

@@ -11,6 +11,8 @@ from engine.arguments import add_config_arguments, add_weight_arguments, output_
 
 FIGURE_KINDS = ("ranks", "selection", "attention")
 FORMATS = ("demo", "ours", "safetensors", "trunk")
+SHARD_FORMATS = ("npz", "parquet")
+SPLITS = ("validation", "test")
 
 
 def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -101,3 +103,57 @@ def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     query.add_argument("--without", type=int, nargs="+", metavar="C", help="list none of these cameras")
     return parser.parse_args(argv)
+
+
+def embed_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.embed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.embed",
+        description="Write the descriptors of your own images. The same command continues where it stopped; "
+        "torchrun shares the work between processes.",
+    )
+    parser.add_argument(
+        "source", type=Path, metavar="FOLDER|LIST.csv",
+        help="a folder with RGB/, NI/, TI/ (files matched by name), or a CSV: rgb,ni,ti[,id,camera,split]",
+    )  # fmt: skip
+    parser.add_argument("output", type=output_path, metavar="OUT", help="folder to write")
+    parser.add_argument("--weights", required=True, metavar="FILE", help="the checkpoint")
+    parser.add_argument("--pattern", type=int, default=3, help="return pattern: 1, 2 or 3 (3)")
+    parser.add_argument(
+        "--dim", type=int, metavar="N",
+        help="shorten descriptors to N numbers by a whitening PCA, kept in OUT/pca.npz; without --pca it is "
+        "learned on the training split of the checkpoint's data set",
+    )  # fmt: skip
+    parser.add_argument("--pca", type=Path, metavar="FILE", help="use the pca.npz of an earlier OUT")
+    parser.add_argument(
+        "--fit_on", type=Path, metavar="DIR", help="learn the PCA on an earlier OUT of whole descriptors"
+    )
+    parser.add_argument("--format", choices=SHARD_FORMATS, default="npz", help="of the shards (npz)")
+    parser.add_argument("--shard_size", type=int, default=4096, metavar="N", help="triples in a shard (4096)")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="triples at once (32)")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
+    return parser.parse_intermixed_args(argv)
+
+
+def calibrate_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.calibrate."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.calibrate",
+        description="Find the distance below which two triples show the same person, on held-out identities.",
+    )
+    parser.add_argument("weights", metavar="WEIGHTS", help="the checkpoint")
+    parser.add_argument("output", type=output_path, metavar="OUT.json", help="file to write")
+    parser.add_argument(
+        "--fmr", type=float, default=1e-3, metavar="RATE",
+        help="false-match rate: share of the pairs of different people that may match (1e-3)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--split", choices=SPLITS, default="validation",
+        help="where to measure: identities that DATASETS.VAL_IDS held out (validation), or the test split",
+    )  # fmt: skip
+    parser.add_argument("--pattern", type=int, default=3, help="return pattern: 1, 2 or 3 (3)")
+    parser.add_argument("--pca", type=Path, metavar="FILE", help="pca.npz of tools.embed --dim")
+    parser.add_argument("--figure", action="store_true", help="also draw the curve, as OUT.pdf and OUT.png")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="triples at once (32)")
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
+    return parser.parse_intermixed_args(argv)

@@ -192,7 +192,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     cfg, model = trained.cfg, trained.model
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # it tells every glyph that it embeds
     kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
     for kind in kinds:
         for ending in ENDINGS:

@@ -269,7 +269,7 @@ def test_scenes_without_training_images_can_be_refused(
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name, source in build.SOURCES.items() if source.draw is None)
+    "name", sorted(name for name, source in build.SOURCES.items() if source.folder and source.draw is None)
 )
 def test_missing_data_says_where_to_put_it(cfg: CfgNode, tmp_path: Path, name: str) -> None:
     cfg.DATASETS.NAMES = name
@@ -302,7 +302,7 @@ def test_synthetic_is_drawn_with_a_fixed_seed_and_read(
 def test_unknown_data_set_names_the_choices(cfg: CfgNode) -> None:
     cfg.DATASETS.NAMES = "Market1501"
     with pytest.raises(
-        ValueError, match=r"unknown data set 'Market1501'.* choose from MSVR310, .*, WMVeID863$"
+        ValueError, match=r"unknown data set 'Market1501'.* choose from CSV, MSVR310, .*, WMVeID863$"
     ):
         build_data(cfg)
 

@@ -14,9 +14,11 @@ import test_net as test_entry
 import train_net as train_entry
 from config import load_config
 from conftest import ROOT, SMALL_MODEL
-from datasets.build import make_eval_transform
+from datasets.build import make_eval_transform, read_splits
 from errors import UserError
 from inference import Predictor, Triple
+from inference.predictor import triple_of
+from miniatures import draw_miniature
 from modeling.make_model import make_model
 
 
@@ -69,6 +71,30 @@ def test_files_images_and_arrays_are_the_same(predictor: Predictor, triples: lis
     )
     for way in ways:
         assert torch.equal(predictor.embed([way]), predictor.embed(triples[:1]))
+
+
+def test_a_turned_image_is_upright_as_from_its_file(
+    predictor: Predictor, triples: list[Triple], tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    with Image.open(triples[0].rgb) as image:  # type: ignore[arg-type]
+        image.save(tmp_path / "turned.png", exif=exif)
+    from_file = predictor.embed([Triple(rgb=tmp_path / "turned.png")])
+    with Image.open(tmp_path / "turned.png") as image:
+        assert torch.equal(predictor.embed([Triple(rgb=image)]), from_file)
+    assert not torch.allclose(predictor.embed([Triple(rgb=triples[0].rgb)]), from_file)
+
+
+def test_a_file_that_holds_a_whole_triple(tmp_path: Path) -> None:
+    draw_miniature("RGBNT100", tmp_path)
+    cfg = load_config(SMALL_MODEL, ["DATASETS.NAMES", "RGBNT100", "DATASETS.ROOT_DIR", str(tmp_path)])
+    splits, protocol = read_splits(cfg, test_only=True)
+    record = splits.query[0]
+    images = triple_of(record).images
+    pixels = np.concatenate([np.asarray(image) for image in images], axis=1)
+    assert np.array_equal(pixels, np.asarray(Image.open(record.files[0])))
+    assert (protocol, splits.train) == ("camera", ())
 
 
 def test_grey_arrays_of_8_and_16_bits(predictor: Predictor) -> None:

@@ -1,0 +1,111 @@
+"""Short descriptors: a whitening PCA, learned once and kept in a file."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.files import save_arrays
+from errors import UserError
+from inference.origin import Origin
+
+_SMALLEST = 1e-9  # variance of a direction that counts, as a share of the largest
+
+
+@dataclass(frozen=True, eq=False)
+class WhiteningPca:
+    """Turns descriptors of D numbers into descriptors of N, of which the first matter most."""
+
+    mean: np.ndarray  # (D,)
+    components: np.ndarray  # (N, D), of length 1, by falling variance
+    scale: np.ndarray  # (N,) 1 / standard deviation along each
+    origin: Mapping[str, Any]  # of the long descriptors, see `Origin.as_dict`
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return len(self.scale)
+
+    def apply(self, features: Tensor) -> Tensor:
+        """Descriptors (n, D), each of length 1, → (n, N), each of length 1."""
+        mean, components, scale = map(torch.from_numpy, (self.mean, self.components, self.scale))
+        return F.normalize((features - mean) @ components.T * scale, dim=1)
+
+    def shortened(self, dim: int) -> WhiteningPca:
+        """The first `dim` numbers alone; they are those of a PCA that was learned with `dim`."""
+        if not 1 <= dim <= self.dim:
+            raise UserError(
+                f"--dim is {dim}, but the PCA has {self.dim} numbers; choose from 1 to {self.dim}"
+            )
+        return replace(self, components=self.components[:dim], scale=self.scale[:dim])
+
+    def save(self, path: Path) -> None:
+        """Write an .npz file; the same PCA gives the same bytes."""
+        arrays = {"mean": self.mean, "components": self.components, "scale": self.scale}
+        save_arrays(path, {**arrays, "origin": np.array(json.dumps(self.origin, sort_keys=True))})
+
+
+def load_pca(path: Path, origin: Origin) -> WhiteningPca:
+    """Read the file; it is refused unless it was learned from descriptors of this origin, without a PCA."""
+    try:
+        with np.load(path) as file:
+            names = ("mean", "components", "scale")
+            mean, components, scale = (file[name].astype(np.float32) for name in names)
+            stored = json.loads(str(file["origin"]))
+        origin.check(stored, path)
+        fits = scale.ndim == 1 and components.shape == (len(scale), *mean.shape) and mean.ndim == 1
+        if not fits or not all(np.isfinite(array).all() for array in (mean, components, scale)):
+            raise KeyError
+    except OSError as error:
+        raise UserError(f"the PCA {path} cannot be read: {error.strerror or error}") from None
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
+        raise UserError(f"{path} is not a PCA of tools.embed, or it is damaged; make it again") from None
+    return WhiteningPca(mean, components, scale, stored)
+
+
+def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin) -> WhiteningPca:
+    """Learn a PCA from descriptors in parts, (n, D) each; memory does not grow with their number."""
+    # Count, sum and products of all descriptors.
+    count, total, products = 0, np.zeros(0), np.zeros((0, 0))
+    for part in parts:
+        part = part.astype(np.float64)
+        if not count:
+            total, products = np.zeros(part.shape[1]), np.zeros((part.shape[1], part.shape[1]))
+        count += len(part)
+        total += part.sum(axis=0)
+        products += part.T @ part
+    most = min(len(total), count - 1)
+    if not 1 <= dim <= most:
+        raise UserError(
+            f"--dim is {dim}, but {count} descriptors of {len(total)} numbers give a PCA of at most "
+            f"{max(most, 0)}; choose a smaller one, or learn it from more images"
+        )
+    # The directions of the largest variance, largest first; the sign is arbitrary, and fixed here.
+    mean = total / count
+    covariance = (products - count * np.outer(mean, mean)) / (count - 1)
+    variances, vectors = scipy.linalg.eigh(covariance, subset_by_index=[len(mean) - dim, len(mean) - 1])
+    variances, components = variances[::-1], vectors.T[::-1]
+    components *= np.sign(components[np.arange(dim), np.abs(components).argmax(axis=1)])[:, None]
+    varying = int((variances > _SMALLEST * variances[0]).sum())
+    if varying < dim:
+        raise UserError(
+            f"--dim is {dim}, but the descriptors vary in {varying} directions only; choose fewer"
+        )
+    return WhiteningPca(
+        mean=mean.astype(np.float32),
+        components=components.astype(np.float32),
+        scale=(1 / np.sqrt(variances)).astype(np.float32),
+        origin=origin.as_dict(),
+    )

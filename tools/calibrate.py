@@ -1,0 +1,144 @@
+"""Find the threshold for "same person": `python -m tools.calibrate WEIGHTS OUT.json --fmr 1e-3`.
+
+Pairs of triples from different cameras (or scenes, as the data set is scored) are compared; of those of
+different people, the given share may match. `Predictor.load(…, calibration="OUT.json").verify(a, b)` uses the
+threshold.
+"""
+
+from __future__ import annotations
+
+from engine.arguments import answer_early
+from tools.arguments import calibrate_arguments
+
+if __name__ == "__main__":
+    answer_early(calibrate_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
+
+import argparse
+import logging
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from datasets.build import read_splits
+from datasets.dataset import Records
+from datasets.validation import GROUPS
+from engine.build import make_device
+from engine.command import run_command
+from engine.files import check_destination, save_bytes, save_json
+from engine.runtime import setup_log
+from errors import UserError
+from inference.calibration import Calibration, calibrate, pair_up
+from inference.predictor import Predictor, triple_of
+from reporting.extra import import_extra
+from reporting.figures import figure_files
+from trained import Trained, load_trained
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
+
+ENDINGS = (".pdf", ".png")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Embed the held-out identities, compare them, and write the threshold."""
+    # What to measure, of which model; mistakes are found before anything runs.
+    args = calibrate_arguments(argv)
+    if not 0 < args.fmr < 1:
+        raise UserError(f"--fmr must be above 0 and below 1, not {args.fmr:g}")
+    check_destination(args.output, replaces=".json")
+    if args.figure:
+        import_extra("matplotlib")
+        for ending in ENDINGS:
+            check_destination(args.output.with_suffix(ending), replaces=ending)
+    setup_log()
+    trained = load_trained(args.weights, args.overrides, config_file=args.config_file)
+    records, protocol = choose_records(args, trained)
+    # The descriptors, and their pairs.
+    device = make_device(trained.cfg)
+    predictor = Predictor.of(
+        trained,
+        args.weights,
+        device=device,
+        pattern=args.pattern,
+        batch_size=args.batch_size,
+        pca=args.pca,
+    )
+    features = predictor.embed([triple_of(record) for record in records]).numpy()
+    ids = np.array([record.person_id for record in records])
+    numbers: dict[Hashable, int] = {}
+    groups = np.array([numbers.setdefault(GROUPS[protocol](record), len(numbers)) for record in records])
+    found = calibrate(pair_up(features, ids, groups), args.fmr)
+    # The result.
+    assert predictor.origin is not None
+    content = {**asdict(found), "wanted_rate": args.fmr, "split": args.split, "protocol": protocol}
+    save_json(args.output, {**content, "origin": predictor.origin.as_dict()})
+    logger.info(describe(found))
+    logger.info("wrote %s", args.output)
+    if args.figure:
+        for ending, picture in figure_files(draw(found)).items():
+            save_bytes(args.output.with_suffix(ending), picture)
+            logger.info("wrote %s", args.output.with_suffix(ending))
+
+
+def choose_records(args: argparse.Namespace, trained: Trained) -> tuple[Records, str]:
+    """The triples to compare, and the protocol of their data set."""
+    if "DATASETS.VAL_IDS" in args.overrides[::2]:
+        raise UserError(
+            "DATASETS.VAL_IDS was fixed in training, which saw all other identities; leave it out"
+        )
+    if args.split == "test":
+        logger.warning(
+            "calibrating on the TEST split, as --split test asks: scores on the same images with this "
+            "threshold are too good; report them as such"
+        )
+        splits, protocol = read_splits(trained.cfg, test_only=True)
+        return tuple(dict.fromkeys((*splits.query, *splits.gallery))), protocol
+    if not trained.cfg.DATASETS.VAL_IDS:
+        raise UserError(
+            f"{args.weights} held out no identities in training (DATASETS.VAL_IDS is 0); train with "
+            "DATASETS.VAL_IDS N, or add --split test to use the test split"
+        )
+    splits, protocol = read_splits(trained.cfg)
+    if len({record.person_id for record in splits.train}) != trained.split.classes:
+        raise UserError(
+            f"{args.weights} was trained on {trained.split.classes} identities, which are not those of the "
+            "data set here, so the ones held out are not known; give the data set that it was trained on"
+        )
+    return splits.validation, protocol
+
+
+def describe(found: Calibration) -> str:
+    """The threshold and its rates, in words."""
+
+    def show(rate: float, interval: tuple[float, float]) -> str:
+        return f"{rate:.2e} (95 % interval {interval[0]:.2e} to {interval[1]:.2e})"
+
+    return (
+        f"{found.identities} identities; two triples match at a distance of {found.threshold:.4f} or less\n"
+        f"false-match rate {show(found.false_match_rate, found.false_match_interval)} of "
+        f"{found.pairs_of_different_people} pairs of different people\n"
+        f"false-non-match rate {show(found.false_non_match_rate, found.false_non_match_interval)} of "
+        f"{found.pairs_of_one_person} pairs of one person"
+    )
+
+
+def draw(found: Calibration) -> Figure:
+    """The curve: false-non-match rate against false-match rate, with the chosen threshold."""
+    figure: Figure = import_extra("matplotlib.figure").Figure(figsize=(4.8, 3.6), layout="constrained")
+    axes = figure.subplots()
+    matches, misses = (np.array(found.curve[f"false_{kind}_rate"]) for kind in ("match", "non_match"))
+    smallest = 1 / found.pairs_of_different_people
+    axes.plot(np.maximum(matches, smallest), misses, linewidth=1)
+    axes.plot(max(found.false_match_rate, smallest), found.false_non_match_rate, "ko", markersize=4)
+    axes.set(xscale="log", xlabel="false-match rate", ylabel="false-non-match rate", ylim=(0, 1))
+    axes.set_title(f"threshold {found.threshold:.3f}, {found.identities} identities", fontsize=9)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+if __name__ == "__main__":
+    run_command(main)
