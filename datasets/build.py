@@ -152,6 +152,21 @@ def build_test_data(
     )
 
 
+def find_test_data(cfg: CfgNode, trained_on: TrainingSplit) -> EvaluationData | None:
+    """As `build_test_data`, if the data set is there and in order; if not, the log says why.
+
+    Nothing is drawn for it.
+    """
+    if _find_folder(cfg) is None:
+        logger.warning("the data set %s is not in %s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR)
+        return None
+    try:
+        return build_test_data(cfg, trained_on)
+    except DatasetError as error:
+        logger.warning("the data set %s cannot be used: %s", cfg.DATASETS.NAMES, error)
+        return None
+
+
 def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
     """A hash over the files of each record (path below `folder` and size), its identity, camera and scene.
 
@@ -174,13 +189,22 @@ def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
 
 def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
     """The training split of the data set that `cfg.DATASETS` names, if it is there and in order."""
-    source = SOURCES.get(cfg.DATASETS.NAMES)
-    if source is None or not os.path.isdir(folder := Path(cfg.DATASETS.ROOT_DIR) / source.folder):
+    found = _find_folder(cfg)
+    if found is None:
         return None
+    source, folder = found
     try:
         return _describe_training(_hold_out(cfg, source, source.read(folder)).train)
     except DatasetError:
         return None
+
+
+def _find_folder(cfg: CfgNode) -> tuple[DataSource, Path] | None:
+    """The data set that `cfg.DATASETS` names, if its folder is there."""
+    source = SOURCES.get(cfg.DATASETS.NAMES)
+    if source is None or not os.path.isdir(folder := Path(cfg.DATASETS.ROOT_DIR) / source.folder):
+        return None
+    return source, folder
 
 
 def _read(cfg: CfgNode, source: DataSource, folder: Path, *, test_only: bool = False) -> Splits:

@@ -1,4 +1,4 @@
-"""Packages that only reports and figures need: they are imported when they are used."""
+"""Packages that only some commands need: they are imported when they are used."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from errors import UserError
 
 
-def import_extra(name: str) -> Any:
-    """Import a module of the extra `report`; a missing package is an error that says how to install it."""
+def import_extra(name: str, *, extra: str = "report", purpose: str = "reports and figures") -> Any:
+    """Import a module of an extra; a missing package is an error that says how to install it."""
     try:
         return import_module(name)
     except ImportError:
         package = name.partition(".")[0]
         raise UserError(
-            f'reports and figures need {package}, which is not installed: pip install -e ".[report]"'
+            f'{purpose} need {package}, which is not installed: pip install -e ".[{extra}]"'
         ) from None
