@@ -21,6 +21,11 @@ from modeling.weights import ModelFile, fill_model, read_model
 
 logger = logging.getLogger(__name__)
 
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.yml", "README.md"
+"""The files of a model folder, which `tools.export` writes."""
+ORIGIN = ("format", "data", "epoch", "chosen_on", "chosen_mAP", "progress")
+"""The entries of a checkpoint that say where its weights come from."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -30,6 +35,8 @@ class Trained:
     model: MultiModalReID  # with its weights, on the CPU
     split: TrainingSplit  # what the model was built for, so that `build_test_data` numbers the cameras alike
     choice: str  # which epoch the weights are of, and how it was chosen; empty if the checkpoint cannot say
+    origin: Mapping[str, Any]  # what the checkpoint says of its run, of the entries in `ORIGIN`
+    differences: Sequence[str]  # what the caller overrides and can change the result
 
 
 def find_weights(config_file: str | Path | None, overrides: Sequence[str], remedy: str) -> str:
@@ -53,39 +60,57 @@ def load_trained(
     the checkpoint and can change features or scores is logged.
 
     Args:
-        checkpoint: a file of ours, of DeMo or of the first SDTPS prototype.
+        checkpoint: a file of ours, of DeMo or of the first SDTPS prototype; or a model folder.
         overrides: `KEY VALUE …`.
         config_file: a YAML file; needed for a checkpoint without a configuration, such as DeMo's.
         allow_partial: load what fits even if entries are missing or left over.
     """
-    file = read_model(checkpoint)
-    content = file.content if isinstance(file.content, Mapping) else {}
-    cfg = _make_config(content, file.path, config_file, [*overrides, "TEST.WEIGHT", str(checkpoint)])
+    file = read_model(weight_file_of(checkpoint))
+    content = dict(file.content) if isinstance(file.content, Mapping) else {}
+    if file.path != Path(checkpoint):
+        content["config"] = _read_text(Path(checkpoint) / CONFIG)
+    overrides = [*overrides, "TEST.WEIGHT", str(checkpoint)]
+    cfg, differences = _make_config(content, file.path, config_file, overrides)
     data = content.get("data")
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)
     seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
     model = make_model(cfg, *split.sizes)
     fill_model(model, file, allow_partial=allow_partial)
-    return Trained(cfg, model, split, describe_choice(content))
+    origin = {name: content[name] for name in ORIGIN if name in content}
+    return Trained(cfg, model, split, describe_choice(content), origin, differences)
+
+
+def weight_file_of(checkpoint: str | Path) -> Path:
+    """The file with the weights: that of a model folder, or the checkpoint itself."""
+    inside = Path(checkpoint) / WEIGHTS
+    return inside if inside.is_file() else Path(checkpoint)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"{path}, which belongs to {WEIGHTS} beside it, cannot be read: {reason}") from None
 
 
 def _make_config(
     content: Mapping[str, Any], path: str | Path, config_file: str | Path | None, overrides: Sequence[str]
-) -> CfgNode:
-    """The configuration in the checkpoint with what the caller overrides; differences are logged."""
+) -> tuple[CfgNode, list[str]]:
+    """The configuration in the checkpoint with what the caller overrides; what differs is also logged."""
     if "config" not in content:
         if config_file is None:
             raise ConfigError(
                 f"{path} holds no configuration (nor do DeMo's checkpoints and safetensors); add "
                 "--config_file with the settings that it was trained with"
             )
-        return load_config(config_file, overrides)
+        return load_config(config_file, overrides), []
     trained = stored_config(content["config"], path)
     cfg = load_config(config_file, overrides, start=trained)
     if differences := list_differences(trained, cfg):
         listed = "\n  ".join(differences)
         logger.warning("overrides of the configuration in %s that can change the result:\n  %s", path, listed)
-    return cfg
+    return cfg, differences
 
 
 def _read_split(stored: Any, file: ModelFile) -> TrainingSplit:

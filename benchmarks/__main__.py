@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import rows_data, rows_model, rows_ranking, seps
+from benchmarks import rows_data, rows_export, rows_model, rows_ranking, seps
 from benchmarks.bench import FULL, QUICK, TINY, Row, Sizes, describe_machine, table_of
 from engine.command import run_command
 from engine.files import check_destination, save_json
@@ -29,6 +29,10 @@ ROWS: dict[str, Callable[[Sizes], Row]] = {
     "slimmed_evaluation": rows_model.slimmed_evaluation,
     "data": rows_data.data,
     "seps": seps.seps,
+    "onnx_latency": rows_export.latency,
+    "onnx_throughput": rows_export.throughput,
+    "onnx_slimmed_latency": rows_export.slimmed_latency,
+    "onnx_slimmed_throughput": rows_export.slimmed_throughput,
 }
 """A row is a function that takes the sizes and gives a `Row`. The order is that of the table."""
 
@@ -62,7 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     # Which rows?
     sizes = SIZES[args.size]
-    names = [name for name in ROWS if sizes.million is not None or name != "million"]
+    left_out = {"million"} if sizes.million is None else set()
+    left_out |= set() if sizes.exported else {name for name in ROWS if name.startswith("onnx_")}
+    names = [name for name in ROWS if name not in left_out]
     unknown = sorted(set(args.only or []) - set(names))
     if unknown:
         raise UserError(f"--only names no such rows: {', '.join(unknown)}; choose from {', '.join(names)}")

@@ -40,6 +40,7 @@ class Sizes:
     batch: int = 4  # triples of a training step
     triples: int = 96  # of the row on data
     pairs: tuple[int, int] = (16, 40)  # images and texts of SEPS
+    exported: bool = True  # whether to measure the rows on exported files; an export takes a while
 
 
 FULL = Sizes()
@@ -57,6 +58,7 @@ TINY = Sizes(
     backbone="vit_tiny_stem_patch8",
     triples=4,
     pairs=(2, 3),
+    exported=False,
 )
 
 
@@ -107,7 +109,7 @@ def compare(
     ways: Mapping[str, Callable[[], T]],
     sizes: Sizes,
     *,
-    at_least: float,
+    at_least: float | None,
     difference: Callable[[T, T], float] | None = None,
     tolerance: float = 0.0,
     warm_up: bool = True,
@@ -117,9 +119,9 @@ def compare(
 
     Args:
         title: of the row.
-        ways: `plain` and `project`.
+        ways: `plain` and `project`; the times of any others become notes.
         sizes: how often.
-        at_least: the target of the ratio.
+        at_least: the target of the ratio, if there is one.
         difference: between the results of the first runs; None where they are meant to differ.
         tolerance: how large it may be.
         warm_up: run each way once before it is timed; not needed for long work without caches.
@@ -138,6 +140,7 @@ def compare(
             seconds[way].append(time.perf_counter() - begin)
             results.setdefault(way, result)
     # The medians, and how far the first results differ.
+    others = {way: show_seconds(median(seconds[way])) for way in ways if way not in ("plain", "project")}
     return Row(
         title,
         median(seconds["plain"]),
@@ -145,7 +148,7 @@ def compare(
         at_least,
         None if difference is None else difference(results["plain"], results["project"]),
         tolerance,
-        dict(notes or {}),
+        {**others, **(notes or {})},
         len(seconds["plain"]),
     )
 

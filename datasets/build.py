@@ -161,6 +161,21 @@ def read_splits(cfg: CfgNode, *, test_only: bool = False) -> tuple[Splits, str]:
     return (read if test_only else _hold_out(cfg, source, read)), source.protocol
 
 
+def find_test_data(cfg: CfgNode, trained_on: TrainingSplit) -> EvaluationData | None:
+    """As `build_test_data`, if the data set is there and in order; if not, the log says why.
+
+    Nothing is drawn for it.
+    """
+    if _find_folder(cfg) is None:
+        logger.warning("the data set %s is not in %s", cfg.DATASETS.NAMES, cfg.DATASETS.ROOT_DIR)
+        return None
+    try:
+        return build_test_data(cfg, trained_on)
+    except DatasetError as error:
+        logger.warning("the data set %s cannot be used: %s", cfg.DATASETS.NAMES, error)
+        return None
+
+
 def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
     """A hash over the files of each record (path below `folder` and size), its identity, camera and scene.
 
@@ -183,13 +198,25 @@ def fingerprint(records: Iterable[ImageRecord], folder: Path) -> str:
 
 def find_training_split(cfg: CfgNode) -> TrainingSplit | None:
     """The training split of the data set that `cfg.DATASETS` names, if it is there and in order."""
+    found = _find_folder(cfg)
+    if found is None:
+        return None
+    source, place = found
+    try:
+        return _describe_training(_hold_out(cfg, source, source.read(place)).train)
+    except DatasetError:
+        return None
+
+
+def _find_folder(cfg: CfgNode) -> tuple[DataSource, Path] | None:
+    """The data set that `cfg.DATASETS` names, and its folder or list, if that is there."""
     if cfg.DATASETS.NAMES not in SOURCES:
         return None
     try:
         source, place = _locate(cfg)
-        return _describe_training(_hold_out(cfg, source, source.read(place)).train)
     except DatasetError:
         return None
+    return (source, place) if source.is_list or os.path.isdir(place) else None
 
 
 def _read(cfg: CfgNode, source: DataSource, folder: Path, *, test_only: bool = False) -> Splits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -18,6 +19,10 @@ from weight_file import file_fault, is_plain, is_whole
 
 CONTAINERS = ("state_dict", "model", "model_state_dict")
 """Entries under which training programs keep the weights."""
+
+
+RECORD = "demo_sdtps"
+"""In the metadata of a safetensors file, what a checkpoint says beside its weights, as JSON."""
 
 
 class WeightsError(UserError):
@@ -80,7 +85,7 @@ def find_tensors(content: Any, path: str | Path) -> dict[str, Tensor]:
 def _decode(content: bytes, path: Path) -> Any:
     try:
         if content[8:9] == b"{":
-            return load_safetensors(content)
+            return _with_record(load_safetensors(content), content)
         if content[:2] == b"PK" and _is_torchscript(content):
             return torch.jit.load(io.BytesIO(content), map_location="cpu").state_dict()
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -97,6 +102,13 @@ def _decode(content: bytes, path: Path) -> Any:
         raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
     except Exception:  # what a broken file raises differs from decoder to decoder
         raise WeightsError(f"weight file {path} is truncated or damaged; fetch it again") from None
+
+
+def _with_record(state: dict[str, Tensor], content: bytes) -> dict[str, Any]:
+    """The tensors of a safetensors file; with what `tools.export` says beside them, as in a checkpoint."""
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    return {"model": state, **json.loads(metadata[RECORD])} if RECORD in metadata else state
 
 
 def _is_torchscript(content: bytes) -> bool:

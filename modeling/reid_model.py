@@ -155,4 +155,4 @@ class MultiModalReID(nn.Module):
 
 def _split(tensor: Tensor) -> PerModality[Tensor]:
     """(3B, ...) -> (B, ...) of each modality."""
-    return PerModality(*tensor.chunk(len(Modality)))
+    return PerModality(*tensor.unflatten(0, (len(Modality), -1)))  # unlike chunk, for any batch in an export

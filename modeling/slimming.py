@@ -11,6 +11,7 @@ E extra tokens (0 or 1), P prefix tokens. The samples of the M modalities stand 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -112,8 +113,10 @@ class Slimming(nn.Module):
         """
         # Score the patches.
         decide = self.use_gumbel and self.training
-        # Half precision is too coarse to tell similar patches apart.
-        in_full = torch.autocast(attention.device.type, enabled=False)
+        # Half precision is too coarse to tell similar patches apart; an exported file has none.
+        device = attention.device.type
+        half = torch.is_autocast_enabled(device)
+        in_full = torch.autocast(device, enabled=False) if half else nullcontext()
         with in_full, torch.set_grad_enabled(decide and torch.is_grad_enabled()):
             scores, extra_score = self._score(state, attention.float(), present)
         # Keep the best.

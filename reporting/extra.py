@@ -7,7 +7,11 @@ from typing import Any
 
 from errors import UserError
 
-NEEDED_FOR = {"report": "reports and figures need", "search": "galleries and Parquet files need"}
+NEEDED_FOR = {
+    "report": "reports and figures need",
+    "search": "galleries and Parquet files need",
+    "export": "ONNX files need",
+}
 """By extra of pyproject.toml, the start of the message if a package is missing."""
 
 

@@ -183,6 +183,7 @@ TOOLS = (
     "tools.check_dataset",
     "tools.convert",
     "tools.describe_images",
+    "tools.export",
     "tools.figures",
     "tools.search",
     "tools.search query",

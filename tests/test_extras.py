@@ -8,7 +8,11 @@ from conftest import ROOT, SMALL_MODEL
 from matrix import requirements_of, tomllib
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-HIDDEN = ("matplotlib", "sklearn", "faiss", "pymilvus", "milvus_lite", "pyarrow")
+HIDDEN = (
+    *("matplotlib", "sklearn"),
+    *("faiss", "pymilvus", "milvus_lite", "pyarrow"),
+    *("onnx", "onnxscript", "onnxruntime"),
+)
 """None in `sys.modules` lets an import fail as if the library were not installed."""
 
 
@@ -31,10 +35,17 @@ test_net.main(["TEST.WEIGHT", sys.argv[1] + "/last.pth"])
     assert (tmp_path / "run" / "metrics.json").is_file()
 
 
+def test_an_export_says_which_extra_it_needs(tmp_path: Path) -> None:
+    program = "from tools.export import main\nmain(sys.argv[1:])"
+    done = run_without_extras(program, "last.pth", str(tmp_path / "model.onnx"))
+    assert 'ONNX files need onnx, which is not installed: pip install -e ".[export]"' in done.stderr
+
+
 def test_the_extras() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"report", "search", "test", "dev"}
-    assert "demo-sdtps[report,search,test]" in extras["dev"]  # make .venv installs dev, and has to have all
+    assert set(extras) == {"report", "search", "export", "test", "dev"}
+    # make .venv installs dev, and has to have all
+    assert "demo-sdtps[report,search,export,test]" in extras["dev"]
     core = " ".join(PROJECT["dependencies"])
     assert "PyYAML" in core
     assert "matplotlib" not in core

@@ -56,6 +56,30 @@ def convert_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def export_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line of tools.export."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.export",
+        description="Export a trained model as ONNX, for torch.export, or as a folder for a model hub.",
+    )
+    parser.add_argument("weights", metavar="WEIGHTS", help="checkpoint, or a folder that this command wrote")
+    parser.add_argument(
+        "output",
+        metavar="OUT",
+        type=output_path,
+        help="OUT.onnx; OUT.pt2 for torch.export.load; or a folder: weights, configuration, model card",
+    )
+    parser.add_argument(
+        "--pattern", type=int, help="return pattern of a file: 1 original, 2 fused, 3 both (the model's last)"
+    )
+    parser.add_argument(
+        "--int8", action="store_true", help="also write OUT.int8.onnx, quantised, and report what changes"
+    )
+    add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")
+    add_weight_arguments(parser)
+    return parser.parse_intermixed_args(argv)
+
+
 def figures_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.figures; `kind` and `queries` may hold overrides that follow them."""
     parser = argparse.ArgumentParser(

@@ -35,7 +35,7 @@ class RandomSparse(nn.Module):
         """Keep the K patches with the highest of the scores that `predict` gave; nothing else counts."""
         choice = choose(learned, self.sparse_ratio)
         extra = extra_token(patches, learned, choice.discarded)
-        nothing = learned.new_zeros(len(learned), 0, learned.shape[1])
+        nothing = learned.new_zeros(learned.shape[0], 0, learned.shape[1])
         return SparseTokens(extra, choice.decision, choice.kept, learned, nothing)
 
 

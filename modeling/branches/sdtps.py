@@ -52,7 +52,8 @@ def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta:
             return values.detach()
         rows, columns = tokens.grid
         indices = tokens.slimmed.of(modality).indices
-        return values.detach().new_zeros(len(values), rows * columns).scatter(1, indices, values.detach())
+        empty = values.detach().new_zeros(values.shape[0], rows * columns)
+        return empty.scatter(1, indices, values.detach())
 
     def kept(modality: Modality) -> Tensor:
         chosen = results.of(modality).kept
