@@ -55,15 +55,22 @@ def _find_difference(now: Mapping[str, Any], stored: Mapping[str, Any]) -> str |
     return None
 
 
+def name_model(origin: Mapping[str, Any]) -> str:
+    """One name for what makes descriptors: weights, return pattern and PCA, from `Origin.as_dict`."""
+    return "-".join([origin["sha256"], f"pattern{origin['pattern']}", *filter(None, [origin["pca"]])])
+
+
 def find_origin(weights: str | Path, cfg: CfgNode, pattern: int) -> Origin:
-    """The origin of the descriptors of a checkpoint under a configuration."""
+    """The origin of the descriptors of a checkpoint, or a model folder, under a configuration."""
     settings = {
         key: value
         for key, value in flatten(cfg)
         if (key.startswith(("MODEL.", "INPUT.")) and KEYS[key].changes == "scores") or key in _OF_TEST
     }
+    file = Path(weights)
+    digest = hash_file(file / "model.safetensors" if file.is_dir() else file)
     # As they come back from a JSON file: lists, not tuples.
-    return Origin(str(weights), hash_file(Path(weights)), pattern, json.loads(json.dumps(settings)))
+    return Origin(str(weights), digest, pattern, json.loads(json.dumps(settings)))
 
 
 def hash_file(path: Path) -> str:

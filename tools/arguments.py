@@ -119,6 +119,8 @@ def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     query = commands.add_parser("query", help="list the entries that are most like a triple of images")
     query.add_argument("gallery", metavar="GALLERY", help=gallery_help)
     query.add_argument("--weights", required=True, metavar="FILE", help="the checkpoint that embedded it")
+    query.add_argument("--pattern", type=int, default=3, help="its return pattern: 1, 2 or 3 (3)")
+    query.add_argument("--pca", type=Path, metavar="FILE", help="its pca.npz, if tools.embed had --dim")
     for modality in ("rgb", "ni", "ti"):
         query.add_argument(f"--{modality}", type=Path, metavar="IMAGE", help="leave out what you lack")
     query.add_argument("-k", type=int, default=10, help="entries to list (10)")

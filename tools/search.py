@@ -9,7 +9,6 @@ if __name__ == "__main__":
     answer_early(search_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
-import hashlib
 import json
 import logging
 import sys
@@ -26,6 +25,7 @@ from engine.runtime import setup_log
 from errors import UserError
 from inference import Gallery, Matches, Predictor, Triple
 from inference.gallery import is_milvus
+from inference.origin import name_model
 from reporting.extra import import_extra
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def build(args: argparse.Namespace) -> None:
     shards = sorted([*args.embeddings.glob("part-*.npz"), *args.embeddings.glob("part-*.parquet")])
     if not shards:
         raise UserError(f"{args.embeddings} holds no part-*.npz or part-*.parquet; run tools.embed first")
-    with Gallery.open(args.gallery, model=about["sha256"], target_recall=args.recall) as gallery:
+    with Gallery.open(args.gallery, model=name_model(about), target_recall=args.recall) as gallery:
         if len(gallery):
             raise UserError(
                 f"the gallery {args.gallery} holds {len(gallery)} entries; name another, or remove it"
@@ -63,7 +63,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     path = folder / "embedding.json"
     try:
         about: dict[str, Any] = json.loads(path.read_text())
-        finished, _ = about["finished"], about["sha256"]
+        finished, _ = about["finished"], name_model(about)
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{path} cannot be read; name a folder that tools.embed has written") from None
     if not finished:
@@ -88,13 +88,14 @@ def query(args: argparse.Namespace) -> None:
     """Embed a triple and print its nearest entries."""
     if "://" not in args.gallery and not Path(args.gallery).exists():
         raise UserError(f"there is no gallery {args.gallery}; make it with tools.search build")
-    weights = Path(args.weights)
     triple = Triple(args.rgb, args.ni, args.ti)
     logging.getLogger("modeling").setLevel(logging.WARNING)
-    features = Predictor.load(weights).embed([triple])
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    predictor = Predictor.load(args.weights, pattern=args.pattern, pca=args.pca)
+    features = predictor.embed([triple])
+    assert predictor.origin is not None
+    model = name_model(predictor.origin.as_dict())
     find = Gallery.open if is_milvus(args.gallery) else Gallery.load
-    with find(args.gallery, model=digest) as gallery:
+    with find(args.gallery, model=model) as gallery:
         matches = gallery.search(features, args.k, camera=args.camera, without=args.without)
     sys.stdout.writelines(f"{line}\n" for line in table_of(matches))
 

@@ -14,6 +14,7 @@ from engine.files import save_arrays
 from errors import UserError
 from inference import Gallery, Predictor, Triple
 from inference.gallery import Matches
+from inference.origin import Origin, hash_file
 from reporting.extra import import_extra
 from tools import search
 
@@ -38,6 +39,9 @@ def save_table(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import_extra("pyarrow.parquet", "search").write_table(arrow.table(columns), path)
 
 
+ORIGIN = {"sha256": "abc", "pattern": 3, "pca": ""}
+
+
 @pytest.fixture(params=["npz", "parquet"])
 def embeddings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Three shards; the last is empty, as if none of its images could be read."""
@@ -49,7 +53,7 @@ def embeddings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
             save_arrays(path, arrays_of(rows))
         else:
             save_table(path, arrays_of(rows))
-    (folder / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": True}))
+    (folder / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": True}))
     return folder
 
 
@@ -63,7 +67,7 @@ def test_a_gallery_is_built_from_shards(embeddings: Path, tmp_path: Path) -> Non
     assert found.ids[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert found.cameras[:, 0].tolist() == [0, 1, 2, 0, 1, 2, -1]
     assert found.files[:, 0].tolist() == [f"{row}.jpg" for row in range(7)]
-    with pytest.raises(UserError, match="features of the model abc…"):
+    with pytest.raises(UserError, match="features of the model abc-pattern3…"):
         Gallery.open(path, model="def")
     with pytest.raises(UserError, match="holds 7 entries; name another, or remove it"):
         search.main(["build", str(embeddings), str(path)])
@@ -79,11 +83,11 @@ def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> Non
     shard.write_bytes(shard.read_bytes()[:200])
     refused(r"part-00001\.npz cannot be read")
     (tmp_path / "people.gallery").unlink()
-    (embeddings / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": False}))
+    (embeddings / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": False}))
     refused("are not finished")
     (embeddings / "embedding.json").write_text("[]")
     refused(r"embedding\.json cannot be read")
-    (embeddings / "embedding.json").write_text(json.dumps({"sha256": "abc", "finished": True}))
+    (embeddings / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": True}))
     for path in embeddings.glob("part-*"):
         path.unlink()
     refused(r"holds no part-\*\.npz")
@@ -93,6 +97,10 @@ def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> Non
 class Embeds:
     """Stands for a predictor: the descriptor is the number in the name of the RGB file."""
 
+    def __init__(self, weights: str, pattern: int, pca: Path | None) -> None:
+        digest = hash_file(Path(weights))
+        self.origin = Origin(weights, digest, pattern, {}, "" if pca is None else hash_file(pca))
+
     def embed(self, triples: list[Triple]) -> np.ndarray:
         return np.stack([FEATURES[int(Path(str(triple.rgb)).stem)] for triple in triples])
 
@@ -100,14 +108,14 @@ class Embeds:
 def test_a_query_prints_its_nearest_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Predictor, "load", lambda _: Embeds())
+    monkeypatch.setattr(Predictor, "load", Embeds)
     level = logging.getLogger("modeling").level
     weights, path = tmp_path / "best.pth", tmp_path / "people.gallery"
     weights.write_bytes(b"weights")
     command = ["query", str(path), "--weights", str(weights), "--rgb", "6.jpg"]
     with pytest.raises(UserError, match=r"there is no gallery .*people\.gallery; make it with tools\.search"):
         search.main(command)
-    with Gallery.open(path, model=hashlib.sha256(b"weights").hexdigest()) as gallery:
+    with Gallery.open(path, model=hashlib.sha256(b"weights").hexdigest() + "-pattern3") as gallery:
         arrays = arrays_of(slice(0, 7))
         gallery.add(FEATURES, ids=arrays["ids"], cameras=arrays["cameras"], files=arrays["files"].tolist())
         cosine = gallery.search(FEATURES[6], 1, camera=1).similarities[0, 0]
@@ -120,6 +128,8 @@ def test_a_query_prints_its_nearest_entries(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3] for line in lines[1:]] == ["1", "1"], "there are two of camera 1"
     assert lines[1].split()[1] == f"{cosine:.4f}"
+    with pytest.raises(UserError, match="has features of the model"):
+        search.main([*command, "--pattern", "1"])
     weights.write_bytes(b"others")
     with pytest.raises(UserError, match="has features of the model"):
         search.main(command)
