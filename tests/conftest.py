@@ -49,6 +49,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=20, help="how often the soak kills (20)")
 
 
+LONGEST = ("distributed", "resume", "entry_points", "run", "bad_inputs", "gallery", "export", "extending")
+"""The files that take longest, `test_….py`; they come first, so that no process is left alone with one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; the order within a file stays."""
+    ranks = {f"test_{name}.py": rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+
+
 def run_away_from_the_project(program: str, folder: Path) -> None:
     """Run a program that imports copied files from `folder`, where nothing of the project can be imported."""
     before = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
