@@ -360,8 +360,8 @@ def check_model(wanted: str, found: str, address: object) -> None:
     """Refuse a gallery of another model; an empty name is that of any."""
     if wanted and found and wanted != found:
         raise UserError(
-            f"the gallery {address} has features of the model {found[:12]}…, not of {wanted[:12]}…; take "
-            "that model, or another gallery"
+            f"the gallery {address} has features of the model {found}, not of {wanted}; take that model, or "
+            "another gallery"
         )
 
 

@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 
 from config.schema import KEYS, flatten
 from errors import UserError
+from trained import weight_file_of
 
 _OF_TEST = ("TEST.NECK_FEAT", "TEST.UNSEEN_CAMERA")
 _BLOCK = 2**20  # bytes
@@ -56,8 +57,10 @@ def _find_difference(now: Mapping[str, Any], stored: Mapping[str, Any]) -> str |
 
 
 def name_model(origin: Mapping[str, Any]) -> str:
-    """One name for what makes descriptors: weights, return pattern and PCA, from `Origin.as_dict`."""
-    return "-".join([origin["sha256"], f"pattern{origin['pattern']}", *filter(None, [origin["pca"]])])
+    """One short name for what makes descriptors, from `Origin.as_dict`; a message can show it."""
+    settings = hashlib.sha256(json.dumps(origin["settings"], sort_keys=True).encode()).hexdigest()
+    pca = f"pca-{origin['pca'][:8]}" if origin["pca"] else "no-pca"
+    return f"{origin['sha256'][:16]}-pattern-{origin['pattern']}-{pca}-settings-{settings[:8]}"
 
 
 def find_origin(weights: str | Path, cfg: CfgNode, pattern: int) -> Origin:
@@ -67,8 +70,7 @@ def find_origin(weights: str | Path, cfg: CfgNode, pattern: int) -> Origin:
         for key, value in flatten(cfg)
         if (key.startswith(("MODEL.", "INPUT.")) and KEYS[key].changes == "scores") or key in _OF_TEST
     }
-    file = Path(weights)
-    digest = hash_file(file / "model.safetensors" if file.is_dir() else file)
+    digest = hash_file(weight_file_of(weights))
     # As they come back from a JSON file: lists, not tuples.
     return Origin(str(weights), digest, pattern, json.loads(json.dumps(settings)))
 

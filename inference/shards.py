@@ -11,7 +11,8 @@ import json
 import logging
 import re
 import stat
-from collections.abc import Iterator, Mapping
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 DESCRIPTION = "embedding.json"
 PCA = "pca.npz"
 UNREADABLE = "unreadable.txt"
+_KEYS = {"weights", "sha256", "pattern", "settings", "pca", "dim", "format", "finished"}
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     path = folder / DESCRIPTION
     try:
         content = json.loads(path.read_text())
-        if isinstance(content, dict) and {"dim", "sha256", "weights", "format", "finished"} <= content.keys():
+        if isinstance(content, dict) and content.keys() >= _KEYS:
             return content
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
@@ -138,18 +140,35 @@ def read_description(folder: Path) -> dict[str, Any]:
     raise UserError(f"{path} was not written by tools.embed, or it is damaged; name another folder")
 
 
+def find_shards(folder: Path) -> list[Path]:
+    """The shards of a finished folder, in order."""
+    description = read_description(folder)
+    if not description["finished"]:
+        raise UserError(f"the embeddings in {folder} are not finished; run the same tools.embed again")
+    shards = sorted(folder.glob(f"part-*.{description['format']}"))
+    if not shards:
+        raise UserError(f"{folder} holds no part-*.{description['format']}; run tools.embed again")
+    return shards
+
+
+def read_shard(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Some arrays of a shard, by name."""
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as stored:
+                return {name: stored[name] for name in names}
+        table = import_extra("pyarrow.parquet", "search").read_table(path, columns=list(names))
+        arrays = {name: table[name].to_numpy() for name in names}
+        rows, dim = arrays["features"].tolist(), table.schema.field("features").type.list_size
+        return arrays | {"features": np.array(rows, dtype=np.float32).reshape(-1, dim)}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):  # pyarrow's errors are ValueErrors
+        raise UserError(f"{path} cannot be read; remove it and run the same tools.embed again") from None
+
+
 def read_features(folder: Path) -> Iterator[np.ndarray]:
     """The descriptors of a finished folder, shard by shard, (n, D)."""
-    description = read_description(folder)
-    if not description.get("finished"):
-        raise UserError(f"{folder} is not finished; run tools.embed on it again")
-    for path in sorted(folder.glob(f"part-*.{description['format']}")):
-        if description["format"] == "npz":
-            with np.load(path) as arrays:
-                yield arrays["features"]
-        else:
-            column = import_extra("pyarrow.parquet", "search").read_table(path)["features"]
-            yield np.stack(column.to_numpy()) if len(column) else np.zeros((0, description["dim"]))
+    for path in find_shards(folder):
+        yield read_shard(path, ["features"])["features"]
 
 
 def _to_table(arrays: Mapping[str, np.ndarray]) -> Any:

@@ -13,7 +13,6 @@ if __name__ == "__main__":
     answer_early(export_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -45,6 +44,7 @@ from inference.export import (
     verify,
 )
 from inference.model_folder import check_folder, write_model_folder
+from inference.origin import hash_file
 from reporting.extra import import_extra
 from reporting.pictures import denormalise
 from reporting.watch import read_triples, spread_evenly
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         args.weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     weights = weight_file_of(args.weights)
-    digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+    digest = hash_file(weights)
     # A folder.
     if args.is_folder:
         write_model_folder(args.output, trained, weights.parent, digest=digest)

@@ -9,13 +9,10 @@ if __name__ == "__main__":
     answer_early(search_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import argparse
-import json
 import logging
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -26,7 +23,7 @@ from errors import UserError
 from inference import Gallery, Matches, Predictor, Triple
 from inference.gallery import is_milvus
 from inference.origin import name_model
-from reporting.extra import import_extra
+from inference.shards import find_shards, read_description, read_shard
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +32,14 @@ ARRAYS = ("features", "ids", "cameras", "files")
 
 def build(args: argparse.Namespace) -> None:
     """Add every shard of the embeddings to a new gallery."""
-    about = read_about(args.embeddings)
-    shards = sorted([*args.embeddings.glob("part-*.npz"), *args.embeddings.glob("part-*.parquet")])
-    if not shards:
-        raise UserError(f"{args.embeddings} holds no part-*.npz or part-*.parquet; run tools.embed first")
-    with Gallery.open(args.gallery, model=name_model(about), target_recall=args.recall) as gallery:
+    model, shards = name_model(read_description(args.embeddings)), find_shards(args.embeddings)
+    with Gallery.open(args.gallery, model=model, target_recall=args.recall) as gallery:
         if len(gallery):
             raise UserError(
                 f"the gallery {args.gallery} holds {len(gallery)} entries; name another, or remove it"
             )
         for shard in tqdm(shards, "adding", unit="shard", disable=None, leave=False):
-            arrays = read_shard(shard)
+            arrays = read_shard(shard, ARRAYS)
             if not len(arrays["features"]):  # none of its images could be read
                 continue
             gallery.add(
@@ -56,32 +50,6 @@ def build(args: argparse.Namespace) -> None:
             )
         gallery.save()
         logger.info("%s: %d entries from %d shards", args.gallery, len(gallery), len(shards))
-
-
-def read_about(folder: Path) -> dict[str, Any]:
-    """The file embedding.json of finished embeddings."""
-    path = folder / "embedding.json"
-    try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        finished, _ = about["finished"], name_model(about)
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{path} cannot be read; name a folder that tools.embed has written") from None
-    if not finished:
-        raise UserError(f"the embeddings in {folder} are not finished; run the same tools.embed again")
-    return about
-
-
-def read_shard(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a shard, by name."""
-    try:
-        if path.suffix == ".npz":
-            with np.load(path) as stored:
-                return {name: stored[name] for name in ARRAYS}
-        table = import_extra("pyarrow.parquet", "search").read_table(path)
-        arrays = {name: table[name].to_numpy() for name in ARRAYS}
-        return arrays | {"features": np.array(arrays["features"].tolist(), dtype=np.float32)}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):  # pyarrow's errors are ValueErrors
-        raise UserError(f"{path} cannot be read; remove it and run the same tools.embed again") from None
 
 
 def query(args: argparse.Namespace) -> None:
@@ -97,6 +65,8 @@ def query(args: argparse.Namespace) -> None:
     find = Gallery.open if is_milvus(args.gallery) else Gallery.load
     with find(args.gallery, model=model) as gallery:
         matches = gallery.search(features, args.k, camera=args.camera, without=args.without)
+    if matches.rows[0, 0] < 0:
+        logger.warning("%s has no entry, or none that --camera and --without allow", args.gallery)
     sys.stdout.writelines(f"{line}\n" for line in table_of(matches))
 
 

@@ -299,7 +299,7 @@ def test_a_gallery_is_opened_once_and_for_one_model(name: str, tmp_path: Path) -
         with pytest.raises(UserError, match=f"{name} is open already, here or in another process"):
             Gallery.open(path)
         assert len(gallery) == len(FEATURES)
-    with pytest.raises(UserError, match="features of the model abc…, not of def…"):
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
         Gallery.open(path, model="def")
     with Gallery.open(path) as gallery:
         assert len(gallery) == len(FEATURES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from pathlib import Path
@@ -14,7 +13,7 @@ from engine.files import save_arrays
 from errors import UserError
 from inference import Gallery, Predictor, Triple
 from inference.gallery import Matches
-from inference.origin import Origin, hash_file
+from inference.origin import Origin, hash_file, name_model
 from reporting.extra import import_extra
 from tools import search
 
@@ -39,7 +38,12 @@ def save_table(path: Path, arrays: dict[str, np.ndarray]) -> None:
     import_extra("pyarrow.parquet", "search").write_table(arrow.table(columns), path)
 
 
-ORIGIN = {"sha256": "abc", "pattern": 3, "pca": ""}
+ORIGIN = Origin("best.pth", "abc", 3, {"TEST.NECK_FEAT": "before"}).as_dict()
+
+
+def describe(folder: Path, *, format: str = "npz", finished: bool = True) -> None:
+    description = {**ORIGIN, "dim": 4, "format": format, "finished": finished}
+    (folder / "embedding.json").write_text(json.dumps(description))
 
 
 @pytest.fixture(params=["npz", "parquet"])
@@ -53,7 +57,7 @@ def embeddings(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
             save_arrays(path, arrays_of(rows))
         else:
             save_table(path, arrays_of(rows))
-    (folder / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": True}))
+    describe(folder, format=request.param)
     return folder
 
 
@@ -67,7 +71,9 @@ def test_a_gallery_is_built_from_shards(embeddings: Path, tmp_path: Path) -> Non
     assert found.ids[:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert found.cameras[:, 0].tolist() == [0, 1, 2, 0, 1, 2, -1]
     assert found.files[:, 0].tolist() == [f"{row}.jpg" for row in range(7)]
-    with pytest.raises(UserError, match="features of the model abc-pattern3…"):
+    with pytest.raises(
+        UserError, match=r"features of the model abc-pattern-3-no-pca-settings-[0-9a-f]{8}, not of def;"
+    ):
         Gallery.open(path, model="def")
     with pytest.raises(UserError, match="holds 7 entries; name another, or remove it"):
         search.main(["build", str(embeddings), str(path)])
@@ -83,11 +89,11 @@ def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> Non
     shard.write_bytes(shard.read_bytes()[:200])
     refused(r"part-00001\.npz cannot be read")
     (tmp_path / "people.gallery").unlink()
-    (embeddings / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": False}))
+    describe(embeddings, finished=False)
     refused("are not finished")
     (embeddings / "embedding.json").write_text("[]")
-    refused(r"embedding\.json cannot be read")
-    (embeddings / "embedding.json").write_text(json.dumps({**ORIGIN, "finished": True}))
+    refused(r"embedding\.json was not written by tools\.embed")
+    describe(embeddings)
     for path in embeddings.glob("part-*"):
         path.unlink()
     refused(r"holds no part-\*\.npz")
@@ -115,7 +121,7 @@ def test_a_query_prints_its_nearest_entries(
     command = ["query", str(path), "--weights", str(weights), "--rgb", "6.jpg"]
     with pytest.raises(UserError, match=r"there is no gallery .*people\.gallery; make it with tools\.search"):
         search.main(command)
-    with Gallery.open(path, model=hashlib.sha256(b"weights").hexdigest() + "-pattern3") as gallery:
+    with Gallery.open(path, model=name_model(Embeds(str(weights), 3, None).origin.as_dict())) as gallery:
         arrays = arrays_of(slice(0, 7))
         gallery.add(FEATURES, ids=arrays["ids"], cameras=arrays["cameras"], files=arrays["files"].tolist())
         cosine = gallery.search(FEATURES[6], 1, camera=1).similarities[0, 0]
@@ -128,12 +134,21 @@ def test_a_query_prints_its_nearest_entries(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[3] for line in lines[1:]] == ["1", "1"], "there are two of camera 1"
     assert lines[1].split()[1] == f"{cosine:.4f}"
-    with pytest.raises(UserError, match="has features of the model"):
+    search.main([*command, "--camera", "7"])
+    assert "none that --camera and --without allow" in "".join(capsys.readouterr())
+    with pytest.raises(UserError, match=r"has features of the model .*-pattern-3-.*, not of .*-pattern-1-"):
         search.main([*command, "--pattern", "1"])
     weights.write_bytes(b"others")
     with pytest.raises(UserError, match="has features of the model"):
         search.main(command)
     logging.getLogger("modeling").setLevel(level)
+
+
+def test_a_model_is_named_by_all_that_changes_its_features() -> None:
+    changes = {"sha256": "abd", "pattern": 1, "pca": "12", "settings": {"TEST.NECK_FEAT": "after"}}
+    names = {name_model({**ORIGIN, key: value}) for key, value in changes.items()}
+    assert len(names | {name_model(ORIGIN)}) == 5
+    assert name_model({**ORIGIN, "weights": "copy.pth"}) == name_model(ORIGIN), "the same file elsewhere"
 
 
 def test_the_table_leaves_out_what_was_not_found() -> None:
