@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the benchmarks, write the figures as JSON and print them as a Markdown table."""
     args = parse_arguments(argv)
     if args.list:
-        sys.stdout.writelines(f"{name:<20}{run.__doc__}\n" for name, run in ROWS.items())
+        sys.stdout.writelines(f"{name:<25}{run.__doc__}\n" for name, run in ROWS.items())
         return
 
     # Which rows?

@@ -19,6 +19,8 @@ from modeling.reid_model import MultiModalReID
 
 logger = logging.getLogger(__name__)
 
+CHECKOUT = Path(__file__).parents[1]
+
 TRUNK = "backbone.vit."
 """Prefix of the entries that are the trunk."""
 
@@ -145,8 +147,10 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
     """Fill a model for training from a file, if one is named; returns what the run keeps of its start."""
     if not path:
         return {"initial_weights": "random"}
-    load_pretrained(model, path, allow_partial=allow_partial)
-    digest = hashlib.sha256(Path(path).read_bytes())
+    # The project's own files name weights from the checkout, which may be elsewhere.
+    found = CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
+    load_pretrained(model, found, allow_partial=allow_partial)
+    digest = hashlib.sha256(found.read_bytes())
     return {"initial_weights": path, "initial_sha256": digest.hexdigest()}
 
 

@@ -38,7 +38,7 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 torch.set_num_threads(1)
 
 ROOT = Path(__file__).parent.parent
-SMALL_MODEL = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+SMALL_MODEL = ROOT / "tests" / "small_model.yml"
 MINIATURE = SyntheticSpec(
     train_ids=8, test_ids=4, cameras=2, train_shots=2, test_shots=2, height=128, width=64
 )
