@@ -1,4 +1,4 @@
-"""Short descriptors: a whitening PCA, learned once and kept in a file."""
+"""Short descriptors: a PCA, learned once and kept in a file."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from engine.files import save_arrays
 from errors import UserError
 from inference.origin import Origin
 
+ARRAYS = ("mean", "components", "scale", "whiten")
+"""Of the file."""
+
 _SMALLEST = 1e-9  # variance of a direction that counts, as a share of the largest
 
 
 @dataclass(frozen=True, eq=False)
-class WhiteningPca:
+class Pca:
     """Turns descriptors of D numbers into descriptors of N, of which the first matter most."""
 
     mean: np.ndarray  # (D,)
     components: np.ndarray  # (N, D), of length 1, by falling variance
-    scale: np.ndarray  # (N,) 1 / standard deviation along each
+    scale: np.ndarray  # (N,) factor of each: the standard deviation along it to the power of −`whiten`
+    whiten: float  # 0 keeps the distances as far as N numbers can; 1 makes all directions count the same
     origin: Mapping[str, Any]  # of the long descriptors, see `Origin.as_dict`
 
     @property
@@ -41,7 +45,7 @@ class WhiteningPca:
         mean, components, scale = map(torch.from_numpy, (self.mean, self.components, self.scale))
         return F.normalize((features - mean) @ components.T * scale, dim=1)
 
-    def shortened(self, dim: int) -> WhiteningPca:
+    def shortened(self, dim: int) -> Pca:
         """The first `dim` numbers alone; they are those of a PCA that was learned with `dim`."""
         if not 1 <= dim <= self.dim:
             raise UserError(
@@ -51,20 +55,19 @@ class WhiteningPca:
 
     def save(self, path: Path) -> None:
         """Write an .npz file; the same PCA gives the same bytes."""
-        arrays = {"mean": self.mean, "components": self.components, "scale": self.scale}
+        arrays = {name: np.asarray(getattr(self, name)) for name in ARRAYS}
         save_arrays(path, {**arrays, "origin": np.array(json.dumps(self.origin, sort_keys=True))})
 
 
-def load_pca(path: Path, origin: Origin) -> WhiteningPca:
+def load_pca(path: Path, origin: Origin) -> Pca:
     """Read the file; it is refused unless it was learned from descriptors of this origin, without a PCA."""
     try:
         with np.load(path) as file:
-            names = ("mean", "components", "scale")
-            mean, components, scale = (file[name].astype(np.float32) for name in names)
+            mean, components, scale, whiten = (file[name].astype(np.float32) for name in ARRAYS)
             stored = json.loads(str(file["origin"]))
         origin.check(stored, path)
         fits = scale.ndim == 1 and components.shape == (len(scale), *mean.shape) and mean.ndim == 1
-        if not fits or not all(np.isfinite(array).all() for array in (mean, components, scale)):
+        if not fits or not all(np.isfinite(array).all() for array in (mean, components, scale, whiten)):
             raise KeyError
     except OSError as error:
         raise UserError(f"the PCA {path} cannot be read: {error.strerror or error}") from None
@@ -72,11 +75,13 @@ def load_pca(path: Path, origin: Origin) -> WhiteningPca:
         raise
     except (KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile):
         raise UserError(f"{path} is not a PCA of tools.embed, or it is damaged; make it again") from None
-    return WhiteningPca(mean, components, scale, stored)
+    return Pca(mean, components, scale, float(whiten), stored)
 
 
-def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin) -> WhiteningPca:
+def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin, whiten: float = 0.0) -> Pca:
     """Learn a PCA from descriptors in parts, (n, D) each; memory does not grow with their number."""
+    if not 0 <= whiten <= 1:
+        raise UserError(f"--whiten is {whiten:g}; choose a number from 0 (not at all) to 1 (fully)")
     # Count, sum and products of all descriptors.
     count, total, products = 0, np.zeros(0), np.zeros((0, 0))
     for part in parts:
@@ -103,9 +108,10 @@ def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin) -> WhiteningP
         raise UserError(
             f"--dim is {dim}, but the descriptors vary in {varying} directions only; choose fewer"
         )
-    return WhiteningPca(
+    return Pca(
         mean=mean.astype(np.float32),
         components=components.astype(np.float32),
-        scale=(1 / np.sqrt(variances)).astype(np.float32),
+        scale=(variances ** (-whiten / 2)).astype(np.float32),
+        whiten=whiten,
         origin=origin.as_dict(),
     )

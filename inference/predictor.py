@@ -27,7 +27,7 @@ from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
 from errors import UserError
 from inference.calibration import Calibration, load_calibration
-from inference.compact import WhiteningPca, load_pca
+from inference.compact import Pca, load_pca
 from inference.origin import Origin, find_origin, hash_file
 from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
 from reporting.pictures import denormalise, spread_over_pixels
@@ -114,7 +114,7 @@ class Predictor:
         num_cameras: int = 0,
         batch_size: int = 32,
         origin: Origin | None = None,
-        pca: WhiteningPca | None = None,
+        pca: Pca | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         """Take a model that is built; `load` builds one from a checkpoint.

@@ -521,7 +521,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "an unknown data set": (
         _config("DATASETS.NAMES", "Market1501"),
         "unknown data set 'Market1501' in DATASETS.NAMES; choose from CSV, MSVR310, RGBNT100, "
-        "RGBNT201, Synthetic, SyntheticAnywhere, SyntheticHard, SyntheticV1, WMVeID863",
+        "RGBNT201, Synthetic, SyntheticAnywhere, SyntheticHard, SyntheticTrunk, SyntheticV1, WMVeID863",
     ),
     "an image without its partner": (_unpaired, "1 problem with the data set in …/RGBNT201:…"),
     "a file name that cannot be read": (_unparsable, "1 problem with the data set in …/RGBNT201:…"),

@@ -147,8 +147,12 @@ def embed_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pattern", type=int, default=3, help="return pattern: 1, 2 or 3 (3)")
     parser.add_argument(
         "--dim", type=int, metavar="N",
-        help="shorten descriptors to N numbers by a whitening PCA, kept in OUT/pca.npz; without --pca it is "
+        help="shorten descriptors to N numbers by a PCA, kept in OUT/pca.npz; without --pca it is "
         "learned on the training split of the checkpoint's data set",
+    )  # fmt: skip
+    parser.add_argument(
+        "--whiten", type=float, default=0.0, metavar="P",
+        help="divide by the standard deviations to the power of P; 1 whitens fully (0)",
     )  # fmt: skip
     parser.add_argument("--pca", type=Path, metavar="FILE", help="use the pca.npz of an earlier OUT")
     parser.add_argument(

@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
 import argparse
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -101,15 +102,19 @@ def prepare_pca(args: argparse.Namespace, trained: Trained, device: torch.device
         pca = load_pca(file, origin)
         if pca.dim != args.dim:
             raise UserError(f"{file} has {pca.dim} numbers, not --dim {args.dim}; name another folder")
+        if not math.isclose(pca.whiten, args.whiten, abs_tol=1e-6):
+            raise UserError(
+                f"{file} was learned with --whiten {pca.whiten:g}; add it, or name another folder"
+            )
         return
     elif (args.output / DESCRIPTION).exists():
         raise UserError(f"{args.output} was started without --dim; name another folder")
     elif args.fit_on is not None:
         origin.check(read_description(args.fit_on), args.fit_on / DESCRIPTION)
         logger.info("learning a PCA on %s", args.fit_on)
-        pca = fit_pca(read_features(args.fit_on), args.dim, origin)
+        pca = fit_pca(read_features(args.fit_on), args.dim, origin, args.whiten)
     else:
-        pca = fit_pca(training_features(args, trained, device), args.dim, origin)
+        pca = fit_pca(training_features(args, trained, device), args.dim, origin, args.whiten)
     if not file.exists():  # otherwise the description is compared
         pca.save(file)
 

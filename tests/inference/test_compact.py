@@ -1,4 +1,4 @@
-"""The whitening PCA: worked by hand, in parts, and its file."""
+"""The PCA: worked by hand, in parts, and its file."""
 
 import re
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from errors import UserError
-from inference.compact import WhiteningPca, fit_pca, load_pca
+from inference.compact import Pca, fit_pca, load_pca
 from inference.origin import Origin
 
 ORIGIN = Origin("best.pth", "ab" * 32, 3, {"MODEL.SLIM_KEEP": 0.7, "MODEL.SLIM_LAYERS": [3, 6]})
@@ -24,7 +24,8 @@ def drawn(count: int = 50) -> np.ndarray:
 def test_worked_by_hand() -> None:
     """Mean (1, 1); variances 8 / 3 and 2 / 3 along the axes, with n - 1 = 3."""
     points = np.array([[3, 1], [-1, 1], [1, 2], [1, 0]], dtype=np.float32)
-    pca = fit_pca([points], 2, ORIGIN)
+    assert fit_pca([points], 2, ORIGIN).scale.tolist() == [1, 1]
+    pca = fit_pca([points], 2, ORIGIN, whiten=1.0)
     np.testing.assert_allclose(pca.mean, [1, 1])
     np.testing.assert_allclose(pca.components, np.eye(2), atol=1e-7)
     np.testing.assert_allclose(pca.scale, [(3 / 8) ** 0.5, (3 / 2) ** 0.5], rtol=1e-6)
@@ -35,10 +36,12 @@ def test_worked_by_hand() -> None:
 
 def test_parts_and_fewer_numbers_are_the_same() -> None:
     features = drawn()
-    whole = fit_pca([features], 4, ORIGIN)
-    parts = fit_pca([features[:7], features[7:8], features[8:]], 4, ORIGIN)
+    whole = fit_pca([features], 4, ORIGIN, whiten=1.0)
+    parts = fit_pca([features[:7], features[7:8], features[8:]], 4, ORIGIN, whiten=1.0)
     np.testing.assert_allclose(parts.components, whole.components, atol=1e-5)
-    np.testing.assert_allclose(fit_pca([features], 2, ORIGIN).scale, whole.shortened(2).scale, rtol=1e-5)
+    np.testing.assert_allclose(
+        fit_pca([features], 2, ORIGIN).components, whole.shortened(2).components, atol=1e-5
+    )
     white = (features - whole.mean) @ whole.components.T * whole.scale
     np.testing.assert_allclose(np.cov(white.T), np.eye(4), atol=1e-4)
 
@@ -98,6 +101,6 @@ def test_a_file_that_is_no_pca(file: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"broken\.npz is not a PCA of tools\.embed"):
             load_pca(tmp_path / "broken.npz", ORIGIN)
     pca = load_pca(file, ORIGIN)
-    WhiteningPca(pca.mean[:-1], pca.components, pca.scale, pca.origin).save(tmp_path / "broken.npz")
+    Pca(pca.mean[:-1], pca.components, pca.scale, pca.whiten, pca.origin).save(tmp_path / "broken.npz")
     with pytest.raises(UserError, match="or it is damaged"):
         load_pca(tmp_path / "broken.npz", ORIGIN)
