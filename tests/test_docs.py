@@ -139,7 +139,7 @@ def count_words(page: Path) -> int:
 
 
 def test_all_pages_together_stay_short() -> None:
-    assert sum(map(count_words, ROOT.glob("docs/*.md"))) <= 16_000
+    assert sum(map(count_words, ROOT.glob("docs/*.md"))) <= 16_500
     assert count_words(ROOT / "README.md") <= 1200
 
 
