@@ -435,7 +435,7 @@ def test_two_runs_are_compared_by_their_queries_alone(
     runs = [str(study.output / name / "seed_1") for name in ("base", "wide")]
     main(["compare", *runs, "--output", str(study.folder / "compared")])
     out = capsys.readouterr().out
-    assert "SOLVER.BASE_LR: 0.002 → 0.5" in out
+    assert "SOLVER.BASE_LR: 0.003 → 0.5" in out
     assert "| B | +10.0 [+10.0, +10.0] | better |" in out
     assert "The noise between seeds is not in that interval" in out.replace("\n", " ")
     assert len(list((study.folder / "compared").iterdir())) == 3
