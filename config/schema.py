@@ -270,6 +270,9 @@ RULES: tuple[Condition, ...] = (
      "SOLVER.IMS_PER_BATCH ({SOLVER.IMS_PER_BATCH}) must be a multiple of DATALOADER.NUM_INSTANCE "
      "({DATALOADER.NUM_INSTANCE}), and at least twice that, since a batch holds whole identities and two or "
      "more of them"),
+    (lambda cfg: cfg.SOLVER.LR_PER_STEP and cfg.SOLVER.LR_NOISE,
+     "SOLVER.LR_NOISE is drawn once for each epoch, so it cannot go with SOLVER.LR_PER_STEP; set "
+     "SOLVER.LR_NOISE to False"),
     (lambda cfg: cfg.SOLVER.WARMUP_ITERS >= cfg.SOLVER.MAX_EPOCHS,
      "SOLVER.WARMUP_ITERS ({SOLVER.WARMUP_ITERS} epochs) must be below SOLVER.MAX_EPOCHS "
      "({SOLVER.MAX_EPOCHS}); lower it, or set it to 0 for no warm-up"),

@@ -83,6 +83,8 @@ def check_options(args: argparse.Namespace) -> None:
             raise UserError(f"--{name} must be 1 or more, not {value}")
     if args.fit_on is not None and (args.dim is None or args.pca is not None):
         raise UserError("--fit_on learns a new PCA; add --dim N, and leave out --pca")
+    if args.whiten and (args.dim is None or args.pca is not None):
+        raise UserError("--whiten shapes a new PCA; add --dim N, and leave out --pca")
     if args.format == "parquet":
         import_extra("pyarrow", "search")
     if not os.path.exists(args.source):

@@ -176,6 +176,7 @@ REFUSED = {
     "size with one number": (["INPUT.SIZE_TRAIN", "[256]"], ["INPUT.SIZE_TRAIN", "two"]),
     "batch not divisible": (["SOLVER.IMS_PER_BATCH", "60"], ["IMS_PER_BATCH", "NUM_INSTANCE"]),
     "one identity per batch": (["SOLVER.IMS_PER_BATCH", "8"], ["IMS_PER_BATCH", "identities"]),
+    "noise within epochs": (["SOLVER.LR_PER_STEP", "True"], ["LR_NOISE", "LR_PER_STEP"]),
     "warm-up too long": (["SOLVER.WARMUP_ITERS", "50"], ["WARMUP_ITERS", "MAX_EPOCHS"]),
     "unknown choice": (["SOLVER.OPTIMIZER_NAME", "Lion"], ["OPTIMIZER_NAME", "AdamW", "Lion"]),
     "half a re-ranking": (["TEST.RE_RANKING", "perhaps"], ["TEST.RE_RANKING", "yes, no", "perhaps"]),

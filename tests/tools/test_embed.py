@@ -259,6 +259,7 @@ def test_short_descriptors(
         (["--shard_size", "0"], "--shard_size must be 1 or more, not 0"),
         (["--dim", "0"], "--dim must be 1 or more, not 0"),
         (["--fit_on", "x"], "--fit_on learns a new PCA; add --dim N"),
+        (["--whiten", "1"], "--whiten shapes a new PCA; add --dim N"),
         (["--dim", "4", "--fit_on", "x"], r"x/embedding\.json cannot be read: No such file"),
         (["--dim", "4", "DATASETS.ROOT_DIR", "/nowhere"], "there is no folder /nowhere"),
         (["--pattern", "5"], "there is no return pattern 5"),
