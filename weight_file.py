@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 import zipfile
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+BLOCK = 2**20  # bytes that are read at once
 
 
 def file_fault(path: Path) -> str:
@@ -52,3 +55,12 @@ def is_whole(path: Path) -> bool:
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor is an array of numbers: not sparse, nested, quantised, or without content."""
     return not (tensor.is_nested or tensor.is_quantized or tensor.is_meta) and tensor.layout == torch.strided
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

@@ -15,14 +15,12 @@ from datasets.csv_list import read_triples
 from datasets.dataset import DatasetError
 from datasets.layout import IMAGE_ENDING
 from errors import UserError, on_one_line
-from inference.origin import hash_file
+from inference.gallery import UNKNOWN
 from inference.predictor import Triple
 from structures import Modality, PerModality
+from weight_file import hash_file
 
 logger = logging.getLogger(__name__)
-
-UNKNOWN = -1
-"""The identity or camera of a triple whose list does not say it."""
 
 
 class Listed(NamedTuple):

@@ -14,9 +14,9 @@ from yacs.config import CfgNode
 from config.schema import KEYS, flatten
 from errors import UserError
 from trained import weight_file_of
+from weight_file import hash_file
 
 _OF_TEST = ("TEST.NECK_FEAT", "TEST.UNSEEN_CAMERA")
-_BLOCK = 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,3 @@ def find_origin(weights: str | Path, cfg: CfgNode, pattern: int) -> Origin:
     digest = hash_file(weight_file_of(weights))
     # As they come back from a JSON file: lists, not tuples.
     return Origin(str(weights), digest, pattern, json.loads(json.dumps(settings)))
-
-
-def hash_file(path: Path) -> str:
-    """The SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

@@ -28,11 +28,12 @@ from engine.runtime import choose_device
 from errors import UserError
 from inference.calibration import Calibration, load_calibration
 from inference.compact import Pca, load_pca
-from inference.origin import Origin, find_origin, hash_file
+from inference.origin import Origin, find_origin
 from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
 from reporting.pictures import denormalise, spread_over_pixels
 from structures import RETURN_PATTERNS, ImageRecord, ModalBatch, Modality, ModelOutput, PerModality
 from trained import Trained, load_trained
+from weight_file import hash_file
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from modeling.checkpoint_file import WeightsError, find_tensors, read_content
 from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
 from modeling.reid_model import MultiModalReID
+from weight_file import hash_file
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
     """`ours`, `demo` (or the first SDTPS prototype), `clip` (OpenAI, open_clip), `vit` (timm), or None."""
-    if any(name.startswith("backbone.vit.") for name in state):
+    if any(name.startswith(TRUNK) for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
         return "demo"
@@ -150,8 +150,7 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
     # The project's own files name weights from the checkout, which may be elsewhere.
     found = CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
     load_pretrained(model, found, allow_partial=allow_partial)
-    digest = hashlib.sha256(found.read_bytes())
-    return {"initial_weights": path, "initial_sha256": digest.hexdigest()}
+    return {"initial_weights": path, "initial_sha256": hash_file(found)}
 
 
 def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:

@@ -44,13 +44,13 @@ from inference.export import (
     verify,
 )
 from inference.model_folder import check_folder, write_model_folder
-from inference.origin import hash_file
 from reporting.extra import import_extra
 from reporting.pictures import denormalise
 from reporting.watch import read_triples, spread_evenly
 from structures import RETURN_PATTERNS, ModalBatch, Modality, PerModality
 from tools.figures import choose_pattern
 from trained import Trained, load_trained, weight_file_of
+from weight_file import hash_file
 
 logger = logging.getLogger(__name__)
 

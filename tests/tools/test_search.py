@@ -13,9 +13,10 @@ from engine.files import save_arrays
 from errors import UserError
 from inference import Gallery, Predictor, Triple
 from inference.gallery import Matches
-from inference.origin import Origin, hash_file, name_model
+from inference.origin import Origin, name_model
 from reporting.extra import import_extra
 from tools import search
+from weight_file import hash_file
 
 FEATURES = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
 
