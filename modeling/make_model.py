@@ -12,6 +12,7 @@ from yacs.config import CfgNode
 
 from errors import UserError
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
+from modeling.backbone.slimming import Slimming
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.branches.demo import HDM, SUBSETS, ATMoE, DeMoFusion
@@ -20,7 +21,6 @@ from modeling.branches.sdtps import SDTPSBranch
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
-from modeling.slimming import Slimming
 from structures import Modality
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from engine.files import check_destination, make_folder, save_bytes
 from engine.runtime import setup_log
 from errors import UserError
 from evaluation.build import find_conditions, make_evaluate
-from modeling.attention import attention_rollout
+from modeling.backbone.attention import attention_rollout
 from reporting.extra import import_extra
 from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
 from reporting.pictures import Maps, attention_maps, denormalise, selection_maps

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from config import load_config
 from conftest import SMALL_MODEL
-from modeling.attention import recorded_attention
+from modeling.backbone.attention import recorded_attention
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID

@@ -8,7 +8,8 @@ from timm.layers import QuickGELU
 from torch import Tensor, nn
 
 from errors import UserError
-from modeling.backbone import Backbone, ConvStem, create_vit
+from modeling.backbone import Backbone
+from modeling.backbone.trunk import ConvStem, create_vit
 
 DEIT = "deit_tiny_patch16_224"
 STEM = "vit_tiny_stem_patch8"

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from timm.models.vision_transformer import Attention, VisionTransformer
+from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 from errors import UserError
@@ -26,25 +25,29 @@ if TYPE_CHECKING:
     from modeling.reid_model import MultiModalReID
 
 
-def attention_weights(attention: Attention, qkv: Tensor, num_queries: int | None = None) -> Tensor:
-    """The attention of a block, mean over the heads.
+def attention_weights(
+    query: Tensor, key: Tensor, scale: float, *, num_queries: int | None = None, per_head: bool = False
+) -> Tensor:
+    """The attention of a block, mean over the heads or of each of them.
 
     Args:
-        attention: the block's attention, without mask.
-        qkv: what its projection `qkv` gave, (B, T, 3 * heads * D).
+        query: as they are compared, (B, heads, T, D).
+        key: likewise.
+        scale: factor on their products.
         num_queries: R, how many of the first tokens to compute it for; None for all T.
+        per_head: do not average.
 
     Returns:
-        (B, R, T), in float32; row i holds the shares of the tokens in token i and sums to 1.
+        (B, R, T), or (B, heads, R, T) per head, in float32; row i holds the shares of the tokens in token i
+        and sums to 1.
     """
-    parts = qkv.unflatten(2, (3, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4)
-    query, key = attention.q_norm(parts[0, :, :, :num_queries]), attention.k_norm(parts[1])
-    return (attention.scale * query @ key.transpose(-2, -1)).float().softmax(dim=-1).mean(dim=1)
+    weights = (scale * query[:, :, :num_queries] @ key.transpose(-2, -1)).float().softmax(dim=-1)
+    return weights if per_head else weights.mean(dim=1)
 
 
-def attention_layers(vit: VisionTransformer) -> list[Attention]:
+def attention_layers(vit: nn.Module) -> list[Attention]:
     """The attention of each block, in their order; timm has kinds of blocks that cannot be read like this."""
-    layers = [getattr(block, "attn", None) for block in vit.blocks]
+    layers = [getattr(block, "attn", None) for block in cast("Any", vit).blocks]
     plain = [layer for layer in layers if isinstance(layer, Attention)]
     if len(plain) < len(layers):
         raise UserError(
@@ -54,40 +57,62 @@ def attention_layers(vit: VisionTransformer) -> list[Attention]:
     return plain
 
 
-class ClassAttentionReader:
-    """Reads how much the class token attends to each token in one block, without a second computation.
+class AttentionReader:
+    """Reads the attention of one block, without computing queries and keys a second time.
 
-    A hook that is registered once keeps the queries and keys of the block until `read`.
+    Hooks keep those of the last pass through the block until `read` or `clear`.
     """
 
     def __init__(self, attention: Attention) -> None:
         self._attention = attention
-        self._qkv: Tensor | None = None
-        attention.qkv.register_forward_hook(self._keep)
+        self._query: Tensor | None = None
+        self._key: Tensor | None = None
+        self._hooks = [
+            attention.q_norm.register_forward_hook(self._keep_query),
+            attention.k_norm.register_forward_hook(self._keep_key),
+        ]
 
-    def _keep(self, _module: nn.Module, _inputs: tuple[Tensor], qkv: Tensor) -> None:
-        self._qkv = qkv
+    def _keep_query(self, _module: nn.Module, _inputs: tuple[Tensor], query: Tensor) -> None:
+        self._query = query
 
-    def read(self) -> Tensor:
-        """The class token's attention in the last pass through the block, (B, T), in float32."""
-        qkv, self._qkv = self._qkv, None
-        assert qkv is not None, "the block has not run"
-        return attention_weights(self._attention, qkv, num_queries=1)[:, 0]
+    def _keep_key(self, _module: nn.Module, _inputs: tuple[Tensor], key: Tensor) -> None:
+        self._key = key
+
+    def read(self, num_queries: int | None = None, *, per_head: bool = False) -> Tensor:
+        """What `attention_weights` gives for the last pass; only once."""
+        query, key = self._query, self._key
+        assert query is not None, "the block has not run"
+        assert key is not None
+        self.clear()
+        scale = self._attention.scale
+        return attention_weights(query, key, scale, num_queries=num_queries, per_head=per_head)
+
+    def clear(self) -> None:
+        """Forget the last pass."""
+        self._query = self._key = None
+
+    def remove(self) -> None:
+        """Take the hooks off the block."""
+        for hook in self._hooks:
+            hook.remove()
 
 
 @contextmanager
-def recorded_attention(vit: VisionTransformer) -> Iterator[list[Tensor]]:
+def recorded_attention(vit: nn.Module) -> Iterator[list[Tensor]]:
     """A list to which every block adds its attention, (B, T, T), when images pass through the ViT."""
     found: list[Tensor] = []
-
-    def record(attention: Attention, _module: nn.Module, _inputs: tuple[Tensor], qkv: Tensor) -> None:
-        found.append(attention_weights(attention, qkv))
-
-    hooks = [layer.qkv.register_forward_hook(partial(record, layer)) for layer in attention_layers(vit)]
+    layers = attention_layers(vit)
+    readers = [AttentionReader(layer) for layer in layers]
+    after = [
+        layer.register_forward_hook(lambda *_, reader=reader: found.append(reader.read()))
+        for layer, reader in zip(layers, readers, strict=True)
+    ]
     try:
         yield found
     finally:
-        for hook in hooks:
+        for reader in readers:
+            reader.remove()
+        for hook in after:
             hook.remove()
 
 
@@ -113,8 +138,8 @@ def attention_rollout(model: MultiModalReID, batch: ModalBatch) -> PerModality[T
             "attention rollout follows every patch through all blocks; with these weights, set "
             "MODEL.SLIM_LAYERS [] to see it"
         )
-    vit = model.backbone.vit
-    with recorded_attention(vit) as attentions:
+    trunk = model.backbone.trunk
+    with recorded_attention(trunk.vit) as attentions:
         model.encode(batch)  # the modalities in one call: (3B, T, T) for each block
-    from_class_token = roll_out(attentions)[:, 0, vit.num_prefix_tokens :]  # (3B, N)
+    from_class_token = roll_out(attentions)[:, 0, trunk.num_prefix :]  # (3B, N)
     return PerModality(*from_class_token.chunk(len(Modality)))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from config import load_config
 from conftest import SMALL_MODEL
 from errors import UserError
-from modeling.attention import attention_layers, attention_rollout, recorded_attention, roll_out
-from modeling.backbone import create_vit
+from modeling.backbone.attention import attention_layers, attention_rollout, recorded_attention, roll_out
+from modeling.backbone.trunk import create_vit
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from structures import ModalBatch, Modality

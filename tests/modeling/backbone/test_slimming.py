@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from modeling.backbone.slimming import Slimming, SlimTokens
 from modeling.seps.sdtps import min_max_normalise
-from modeling.slimming import Slimming, SlimTokens
 
 MODALITIES, BATCH, PATCHES, DIM = 3, 2, 10, 8
 

@@ -1,4 +1,4 @@
-"""Slimming inside the whole model; tests/modeling/test_slimming.py has its arithmetic."""
+"""Slimming inside the whole model; test_slimming.py has its arithmetic."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from config import load_config
 from conftest import ROOT, SMALL_MODEL
 from errors import UserError
-from modeling.attention import attention_rollout
+from modeling.backbone.attention import attention_rollout
 from modeling.cost import count_multiply_adds, count_tokens, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID

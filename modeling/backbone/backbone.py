@@ -1,0 +1,186 @@
+"""The shared ViT: images of any modality -> a class token and patch tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from errors import UserError
+from modeling.backbone.attention import AttentionReader, attention_layers
+from modeling.backbone.slimming import Slimming, SlimTokens
+from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, make_trunk
+from structures import SlimmedPatches
+
+
+class EncodedImages(NamedTuple):
+    """What the backbone makes of B images."""
+
+    globals_: Tensor  # class tokens, (B, C)
+    patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
+    slimmed: SlimmedPatches | None  # which patches are left; None without slimming
+    attended: Tensor | None  # how much the class token attends to each patch, (B, N); None if not read
+
+
+class Backbone(nn.Module):
+    """A ViT with an optional camera embedding (SIE), and optional slimming.
+
+    Args:
+        name: see `create_vit`, in trunk.py.
+        img_size: height and width of the images.
+        stride: step between patches.
+        drop_path: stochastic depth; as in DeMo, the CLIP tower does not use it.
+        dropout: dropout in projections and MLPs.
+        attention_dropout: dropout on attention weights.
+        num_embeddings: rows of the camera embedding; 0 for none.
+        embedding_factor: factor on the camera embedding.
+        unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
+        slimming: drops patches; the images must then be those of M modalities, one modality after the other.
+        slim_layers: the blocks after which it does, counted from 1.
+        read_attention: keep the class token's attention at three quarters of the depth; without slimming.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        img_size: tuple[int, int],
+        stride: tuple[int, int],
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        attention_dropout: float = 0.0,
+        num_embeddings: int = 0,
+        embedding_factor: float = 1.0,
+        unseen_camera: str = "mean",
+        slimming: Slimming | None = None,
+        slim_layers: Sequence[int] = (),
+        read_attention: bool = False,
+    ) -> None:
+        super().__init__()
+        self.img_size = img_size
+        self.is_clip = name == CLIP_VIT_B16
+        self.embedding_factor = embedding_factor
+        self.unseen_camera = unseen_camera
+        self.vit = create_vit(
+            name,
+            img_size=img_size,
+            stride=stride,
+            drop_path_rate=0.0 if self.is_clip else drop_path,
+            pos_drop_rate=dropout,
+            proj_drop_rate=dropout,
+            attn_drop_rate=attention_dropout,
+        )
+        self.trunk = make_trunk(self.vit)
+        # CLIP's projection, and the camera embedding.
+        width = self.trunk.width
+        self.dim = width
+        if self.is_clip:
+            self.dim = CLIP_WIDTH
+            self.vit.head = nn.Linear(width, CLIP_WIDTH, bias=False)
+            nn.init.normal_(self.vit.head.weight, std=width**-0.5)
+        self.camera_embed: nn.Parameter | None = None
+        if num_embeddings:
+            self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
+            nn.init.trunc_normal_(self.camera_embed, std=0.02)
+        # Blocks whose class attention is read: where slimming happens, or for a branch that is guided by it.
+        # That is in the middle: before, the class token knows too little; after, it has already looked.
+        self.slimming = slimming
+        depth = len(self.trunk.blocks)
+        guides = [math.ceil(0.75 * depth)] if read_attention else []
+        layers = list(slim_layers) if slimming is not None else guides
+        if any(not 1 <= layer <= depth for layer in layers):
+            raise UserError(
+                f"MODEL.SLIM_LAYERS {layers} names blocks that do not exist; this backbone has blocks 1 to "
+                f"{depth}"
+            )
+        attentions = attention_layers(self.vit) if layers else []
+        self._readers = {layer: AttentionReader(attentions[layer - 1]) for layer in layers}
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches."""
+        return self.trunk.grid
+
+    def _add_camera(self, tokens: Tensor, embedding_ids: Tensor) -> Tensor:
+        """Add the embedding to the class token (CLIP) or to every token (ImageNet ViT)."""
+        if self.camera_embed is None:
+            return tokens
+        table: Tensor = self.camera_embed
+        if not self.training:  # one more row, for cameras that training never saw
+            mean = table.mean(dim=0, keepdim=True)
+            table = torch.cat([table, mean if self.unseen_camera == "mean" else torch.zeros_like(mean)])
+            embedding_ids = embedding_ids.clamp(max=len(table) - 1)
+        camera = self.embedding_factor * table[embedding_ids]  # (B, 1, width)
+        if self.is_clip:
+            return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
+        return tokens + camera
+
+    def forward(self, images: Tensor, embedding_ids: Tensor) -> EncodedImages:
+        """Encode images.
+
+        Args:
+            images: (B, 3, H, W).
+            embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
+                evaluation a row beyond the table stands for a camera that training never saw.
+        """
+        # Patches to tokens, with position and camera.
+        trunk = self.trunk
+        tokens, rotations = trunk.embed(images)  # (B, prefix + N, width)
+        num_patches = tokens.shape[1] - trunk.num_prefix
+        tokens = trunk.norm_before(self._add_camera(tokens, embedding_ids))
+        # The blocks, with or without slimming.
+        slimmed, attended = None, None
+        if self.slimming is None:
+            tokens, attended = self._run_all(tokens, rotations)
+        else:
+            tokens, slimmed = self._run_slimmed(tokens, rotations, present=images.flatten(1).any(dim=1))
+            num_patches = slimmed.indices.shape[1]
+        # The output: without the register and extra tokens.
+        tokens = trunk.finish(tokens)  # (B, prefix + n + extra, C)
+        patches = tokens[:, trunk.num_prefix :][:, :num_patches]
+        return EncodedImages(tokens[:, 0], patches, slimmed, attended)
+
+    def _run_block(
+        self, layer: int, tokens: Tensor, rotations: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """A block, counted from 1: the tokens after it and, where it is read, the class token's attention.
+
+        The attention is that to the patches, then to the extra token of slimming, (B, n + extra).
+        """
+        tokens = self.trunk.run_block(layer - 1, tokens, rotations)
+        if layer not in self._readers:
+            return tokens, None
+        return tokens, self._readers[layer].read(num_queries=1)[:, 0, self.trunk.num_prefix :]
+
+    def _run_all(self, tokens: Tensor, rotations: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The blocks without slimming; also the class token's attention, (B, N), where it is read."""
+        attended = None
+        for layer in range(1, len(self.trunk.blocks) + 1):
+            tokens, attention = self._run_block(layer, tokens, rotations)
+            attended = attended if attention is None else attention
+        return tokens, attended
+
+    def _run_slimmed(
+        self, tokens: Tensor, rotations: Tensor | None, present: Tensor
+    ) -> tuple[Tensor, SlimmedPatches]:
+        """The blocks, with slimming after some of them.
+
+        Args:
+            tokens: (B, prefix + N, width).
+            rotations: those of all patches, or None.
+            present: whether an image is there, (B,); False where it is missing.
+
+        Returns:
+            The prefix tokens, the patches that are left and the extra token, and which patches are left.
+        """
+        assert self.slimming is not None
+        state = SlimTokens.whole(tokens, self.trunk.num_prefix)
+        for layer in range(1, len(self.trunk.blocks) + 1):
+            tokens, attention = self._run_block(layer, tokens, rotations)
+            if attention is not None:
+                state = self.slimming(state.updated(tokens), attention, present)
+                tokens = state.joined()
+        return tokens, SlimmedPatches(state.indices, state.scores)
