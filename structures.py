@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -184,6 +185,10 @@ class ModalTokens:
     slimmed: PerModality[SlimmedPatches] | None = None  # which patches are left; None without slimming
     # How much the class token attends to each patch, each (B, N); None if no branch asked for it.
     attended: PerModality[Tensor] | None = None
+    # How much of each patch the attention of all blocks brings to the class token, in each head, each
+    # (B, heads, N), without gradient; likewise.
+    rollout: PerModality[Tensor] | None = None
+    images: PerModality[Tensor] | None = None  # normalised, each (B, 3, H, W); likewise
 
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
@@ -191,12 +196,19 @@ class ModalTokens:
         def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
 
+        def choose_optional(
+            own: PerModality[Tensor] | None, other: PerModality[Tensor] | None
+        ) -> PerModality[Tensor] | None:
+            return own and other and choose(own, other)
+
         return replace(
             self,
             globals_=choose(self.globals_, by.globals_),
             patches=choose(self.patches, by.patches),
             class_tokens=choose(self.class_tokens, by.class_tokens),
-            attended=self.attended and by.attended and choose(self.attended, by.attended),
+            attended=choose_optional(self.attended, by.attended),
+            rollout=choose_optional(self.rollout, by.rollout),
+            images=choose_optional(self.images, by.images),
         )
 
 
@@ -208,15 +220,39 @@ def _no_sources() -> PerModality[dict[str, Tensor]]:
 class Selection:
     """What token selection decided, for reports and for the kept-patch precision."""
 
-    kept: PerModality[Tensor]  # indices of the kept patches, each (B, K), in [0, N)
+    # The kept patches: their indices, each (B, K), in [0, N); or, where samples keep different numbers of
+    # them, booleans, each (B, N). `masks` and `indices` read both.
+    kept: PerModality[Tensor]
     scores: PerModality[Tensor]  # one score per patch, each (B, N); larger is kept
     grid: tuple[int, int]  # rows and columns of the patches, N = rows * columns
     # What the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the similarity with the
     # modality's own global), `ni` (with that of another modality) … Empty where the method has none.
     sources: PerModality[dict[str, Tensor]] = field(default_factory=_no_sources)
-    # The share of each kept patch in each of the A aggregated tokens, each (B, A, K); None where nothing is
-    # aggregated.
+    # The share of each kept patch in each of the A aggregated tokens, each (B, A, K), which needs `kept` as
+    # indices; None where nothing is aggregated.
     weights: PerModality[Tensor] | None = None
+
+    @property
+    def masks(self) -> PerModality[Tensor]:
+        """Which patches were kept, each (B, N) booleans."""
+
+        def mask(kept: Tensor) -> Tensor:
+            if kept.dtype == torch.bool:
+                return kept
+            nothing = torch.zeros(len(kept), math.prod(self.grid), dtype=torch.bool, device=kept.device)
+            return nothing.scatter(1, kept, True)
+
+        return self.kept.map(mask)
+
+    @property
+    def indices(self) -> PerModality[list[Tensor]]:
+        """The indices of the kept patches of each sample, (K,), where K may differ; on the CPU."""
+
+        def rows(kept: Tensor) -> list[Tensor]:
+            is_mask = kept.dtype == torch.bool
+            return [row.nonzero()[:, 0] if is_mask else row for row in kept.cpu()]
+
+        return self.kept.map(rows)
 
 
 @dataclass(frozen=True)
@@ -227,6 +263,8 @@ class BranchOutput:
     # By name, scalars that the branch computed itself, as means over the B triples.
     losses: dict[str, Tensor] = field(default_factory=dict)
     selection: Selection | None = None  # which patches it kept; None if it does not select
+    # What losses over the whole batch are made of, by name, each (B, …): see `Branch.batch_losses`.
+    rows: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Role(Enum):
@@ -238,6 +276,10 @@ class Role(Enum):
     """Return pattern 2: from a branch that fuses the modalities."""
     AUXILIARY = "auxiliary"
     """Trained like the others, and not part of any descriptor."""
+
+
+PATTERN_ROLES = {1: (Role.ORIGINAL,), 2: (Role.FUSED,), 3: (Role.ORIGINAL, Role.FUSED)}
+"""What each return pattern is made of."""
 
 
 @dataclass(frozen=True)
@@ -273,15 +315,15 @@ class ModelOutput:
 
     @property
     def patterns(self) -> tuple[int, ...]:
-        """The return patterns that this model has: 1 alone without a branch that fuses."""
-        return tuple(RETURN_PATTERNS) if any(head.role is Role.FUSED for head in self.heads) else (1,)
+        """The return patterns that this model has: all, 1 alone without fusion, 2 alone without original."""
+        roles = {head.role for head in self.heads}
+        return tuple(pattern for pattern, wanted in PATTERN_ROLES.items() if roles.issuperset(wanted))
 
     def embedding(self, pattern: int, *, after_neck: bool = False) -> Tensor:
         """The descriptor of each sample, not normalised.
 
         Args:
-            pattern: 1 original, 2 fused, 3 both. A model without a branch that fuses gives the original for
-                all.
+            pattern: 1 original, 2 fused, 3 both. A model that has one of these alone gives it for all.
             after_neck: take the features after the BNNeck instead of before.
 
         Returns:
@@ -289,8 +331,7 @@ class ModelOutput:
         """
         if pattern not in RETURN_PATTERNS:
             raise ValueError(f"unknown return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
-        original, fused = (Role.ORIGINAL,), (Role.FUSED,)
-        wanted = {1: original, 2: fused, 3: original + fused}[pattern if pattern in self.patterns else 1]
+        wanted = PATTERN_ROLES[pattern if pattern in self.patterns else self.patterns[-1]]
         parts = [h.neck_features if after_neck else h.features for h in self.heads if h.role in wanted]
         return torch.cat(parts, dim=1)
 

@@ -131,7 +131,7 @@ def _collect(output: ModelOutput, batch: ModalBatch, *, after_neck: bool) -> _Pa
     kept, foreground = {}, None
     if output.selection is not None and batch.person_masks is not None:
         found = {"selection": output.selection, "slimming": output.slimming}
-        kept = {name: s.kept.map(Tensor.cpu) for name, s in found.items() if s is not None}
+        kept = {name: s.masks.map(Tensor.cpu) for name, s in found.items() if s is not None}
         foreground = patch_foreground(batch.person_masks, output.selection.grid).cpu()
     return _Part(features, labels, batch.names, kept, foreground)
 

@@ -37,7 +37,7 @@ class ScoringOptions:
 class EncodedSamples:
     """S distinct triples, in the order in which they were encoded, on the CPU."""
 
-    # Of the return patterns 1 and 2, or 1 alone, each (S, D) in float32, not normalised.
+    # Of the return patterns 1 and 2, or one of them alone, each (S, D) in float32, not normalised.
     features: Mapping[int, Tensor]
     person_ids: np.ndarray  # (S,) integers
     camera_ids: np.ndarray  # (S,) integers
@@ -50,7 +50,7 @@ class EncodedSamples:
     @property
     def patterns(self) -> tuple[int, ...]:
         """The return patterns that the model has."""
-        return tuple(RETURN_PATTERNS) if 2 in self.features else (1,)
+        return tuple(RETURN_PATTERNS) if len(self.features) > 1 else tuple(self.features)
 
     def embedding(self, pattern: int) -> Tensor:
         """The features of a return pattern, (S, D), not normalised; pattern 3 is 1 and then 2."""
@@ -120,11 +120,12 @@ class EvaluationResult:
 
         Returns:
             `features_1`, `features_2`, `features_3` (S, D), before normalisation, all the same for a model
-            without fusion; `names`; `person_ids`, `camera_ids`, `scene_ids`; `is_query`, `is_gallery`.
+            that has one of them alone; `names`; `person_ids`, `camera_ids`, `scene_ids`; `is_query`,
+            `is_gallery`.
         """
         samples = self.samples
         rows = np.arange(self.num_samples)
-        patterns = {p: p if p in samples.patterns else 1 for p in RETURN_PATTERNS}
+        patterns = {p: p if p in samples.patterns else samples.patterns[-1] for p in RETURN_PATTERNS}
         return {
             **{f"features_{p}": samples.embedding(found).numpy() for p, found in patterns.items()},
             "names": np.array(samples.names),

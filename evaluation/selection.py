@@ -47,38 +47,42 @@ def patch_foreground(masks: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def kept_patch_precision(kept: Tensor, foreground: Tensor) -> Tensor:
-    """Share of the kept patches (B, K) that lie on the foreground (B, N), for each sample: (B,) in [0, 1]."""
-    return foreground.gather(1, kept).float().mean(dim=1)
+    """Share of the kept patches that lie on the foreground: (B, N) booleans each to (B,) in [0, 1]."""
+    return (kept & foreground).sum(dim=1) / kept.sum(dim=1)
 
 
-def best_precision(foreground: Tensor, num_kept: int) -> Tensor:
-    """The precision of a perfect choice of `num_kept` patches, for each sample: (B, N) booleans to (B,)."""
-    return foreground.sum(dim=1).clamp(max=num_kept).float() / num_kept
+def best_precision(kept: Tensor, foreground: Tensor) -> Tensor:
+    """The precision of a perfect choice of as many patches as were kept: (B, N) booleans each to (B,)."""
+    num_kept = kept.sum(dim=1)
+    return torch.minimum(foreground.sum(dim=1), num_kept) / num_kept
 
 
-def most_kept_indices(kept: Tensor, num_patches: int) -> Tensor:
-    """The K of the N patch indices that are kept most often; of equal ones the smaller: (B, K) -> (K,)."""
-    counts = torch.bincount(kept.flatten(), minlength=num_patches)
-    return counts.argsort(descending=True, stable=True)[: kept.shape[1]]
+def most_kept_indices(kept: Tensor) -> Tensor:
+    """The K patch indices that are kept most often; of equal ones the smaller: (B, N) booleans -> (K,).
+
+    K is the number of patches that are kept, on average and rounded.
+    """
+    num_kept = round(kept.sum().item() / len(kept))
+    return kept.sum(dim=0).argsort(descending=True, stable=True)[:num_kept]
 
 
 def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionMetrics:
     """Average the kept-patch precision over samples, beside chance and the best possible.
 
     Args:
-        kept: patch indices of each modality, each (B, K).
+        kept: which patches were kept, each (B, N) booleans.
         foreground: (B, N) booleans; one mask serves the three aligned modalities.
     """
 
     def mean(values: Tensor) -> float:
         return values.to(torch.float64).mean().item()
 
-    def same_indices(indices: Tensor) -> float:
-        return mean(foreground[:, most_kept_indices(indices, foreground.shape[1])].float().mean(dim=1))
+    def same_indices(masks: Tensor) -> float:
+        return mean(foreground[:, most_kept_indices(masks)].float().mean(dim=1))
 
     return SelectionMetrics(
-        precision=kept.map(lambda indices: mean(kept_patch_precision(indices, foreground))),
+        precision=kept.map(lambda masks: mean(kept_patch_precision(masks, foreground))),
         chance=mean(foreground),
-        best=mean(best_precision(foreground, kept.rgb.shape[1])),
+        best=mean(torch.stack([best_precision(masks, foreground) for masks in kept])),
         same_indices=kept.map(same_indices),
     )

@@ -292,14 +292,17 @@ class Predictor:
         images, camera = self._read(triple)
         selection = self._forward(images[:, None], [camera]).selection
         if selection is None:
-            raise UserError("this model keeps every patch: MODEL.USE_SDTPS and MODEL.SLIM_LAYERS are off")
+            raise UserError(
+                "this model keeps every patch; take one with MODEL.SLIM_LAYERS or a method that selects, "
+                "such as MODEL.USE_SDTPS"
+            )
 
         def to_grid(values: Tensor) -> Tensor:
             return values[0].cpu().view(selection.grid)
 
         return Explanation(
             images=PerModality(*denormalise(images, self._transform.mean, self._transform.std)),
-            kept=selection.kept.map(lambda kept: kept[0].cpu()),
+            kept=selection.indices.map(lambda rows: rows[0]),
             scores=selection.scores.map(to_grid),
             sources=selection.sources.map(
                 lambda by_name: {name: to_grid(values) for name, values in by_name.items()}

@@ -119,7 +119,6 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
         unseen_camera=cfg.TEST.UNSEEN_CAMERA,
         slimming=_make_slimming(options),
         slim_layers=options.SLIM_LAYERS,
-        read_attention=options.USE_SDTPS and options.SDTPS_GUIDE == "attention",
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from modeling.backbone import Backbone
+from modeling.backbone import Backbone, EncodedImages
 from modeling.branches import Branch
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
@@ -17,6 +17,9 @@ from structures import ModalBatch, Modality, ModalTokens, ModelOutput, PerModali
 
 BEYOND_THE_TABLE = 1 << 30
 """A row that no camera embedding has."""
+
+OPTIONAL_TOKENS = frozenset({"images", "attended", "rollout"})
+"""Fields of `ModalTokens` that are None unless a branch needs them."""
 
 Gather = Callable[[Tensor], Tensor]
 """Joins the parts of a batch that several processes have, (B / size, …) each, to (B, …), with gradient."""
@@ -52,14 +55,20 @@ class MultiModalReID(nn.Module):
         self.backbone = backbone
         self.pife = pife
         self.branches = nn.ModuleDict(branches)
-        self.heads = nn.ModuleDict(
-            {
-                name: BNNeckHead(name, branch.out_dim, num_classes, role=branch.role)
-                for name, branch in branches.items()
-            }
-        )
+        self.heads = nn.ModuleDict(_make_heads(branches, num_classes))
+        # What the branches need besides globals and patches.
+        self.needs = frozenset().union(*(branch.needs for branch in branches.values()))
+        if unknown := self.needs - OPTIONAL_TOKENS:
+            raise ValueError(f"branches need {sorted(unknown)}; choose from {sorted(OPTIONAL_TOKENS)}")
+        backbone.read_attention(self.needs)
         self.num_views = num_views
         self.use_cameras = use_cameras
+
+    @property
+    def selects(self) -> bool:
+        """Whether the output has a `Selection`: a branch selects patches, or slimming drops some."""
+        branches = cast("Iterable[Branch]", self.branches.values())
+        return self.backbone.slimming is not None or any(branch.selects for branch in branches)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch of training comes, from 1; slimming may depend on it."""
@@ -74,19 +83,35 @@ class MultiModalReID(nn.Module):
             gather: in training with several processes, joins their features, so that every process has the
                 heads' outputs of the whole batch and the result does not depend on their number.
         """
-        return self.fuse(self.encode(batch), gather)
+        return self.fuse(self.encode(batch), gather, batch.person_ids)
 
     def encode(self, batch: ModalBatch) -> ModalTokens:
         """The first half of `forward`: the three modalities in one call of the backbone."""
         ids = self._embedding_ids(batch).repeat(len(Modality))
         encoded = self.backbone(torch.cat(batch.images), ids)  # 3B images
-        slimmed = None
-        if encoded.slimmed is not None:
-            indices, scores = _split(encoded.slimmed.indices), _split(encoded.slimmed.scores)
-            slimmed = PerModality(*map(SlimmedPatches, indices, scores))
-        globals_ = _split(encoded.globals_)
-        attended = None if encoded.attended is None else _split(encoded.attended)
-        return ModalTokens(globals_, _split(encoded.patches), globals_, self.backbone.grid, slimmed, attended)
+        tokens = self._as_tokens(encoded, batch.images, _split)
+        if encoded.slimmed is None:
+            return tokens
+        indices, scores = _split(encoded.slimmed.indices), _split(encoded.slimmed.scores)
+        return replace(tokens, slimmed=PerModality(*map(SlimmedPatches, indices, scores)))
+
+    def _as_tokens(
+        self,
+        encoded: EncodedImages,
+        images: PerModality[Tensor],
+        split: Callable[[Tensor], PerModality[Tensor]],
+    ) -> ModalTokens:
+        """What the backbone gave, by modality."""
+        globals_ = split(encoded.globals_)
+        return ModalTokens(
+            globals_,
+            split(encoded.patches),
+            globals_,
+            self.backbone.grid,
+            attended=None if encoded.attended is None else split(encoded.attended),
+            rollout=None if encoded.rollout is None else split(encoded.rollout),
+            images=images if "images" in self.needs else None,
+        )
 
     def forward_conditions(
         self, batch: ModalBatch, conditions: Mapping[str, Sequence[Modality]]
@@ -112,18 +137,25 @@ class MultiModalReID(nn.Module):
         They depend on the camera alone, so that each camera of the batch is encoded once.
         """
         ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
-        encoded = self.backbone(torch.zeros_like(batch.images.rgb[: len(ids)]), ids)
+        images = torch.zeros_like(batch.images.rgb)
+        encoded = self.backbone(images[: len(ids)], ids)
 
         def shared(tensor: Tensor) -> PerModality[Tensor]:
             rows = tensor[sample_ids]
             return PerModality(rows, rows, rows)
 
-        globals_ = shared(encoded.globals_)
-        attended = None if encoded.attended is None else shared(encoded.attended)
-        return ModalTokens(globals_, shared(encoded.patches), globals_, self.backbone.grid, attended=attended)
+        return self._as_tokens(encoded, PerModality(images, images, images), shared)
 
-    def fuse(self, tokens: ModalTokens, gather: Gather = _as_it_is) -> ModelOutput:
-        """The second half of `forward`: from the backbone's tokens to the heads."""
+    def fuse(
+        self, tokens: ModalTokens, gather: Gather = _as_it_is, person_ids: Tensor | None = None
+    ) -> ModelOutput:
+        """The second half of `forward`: from the backbone's tokens to the heads.
+
+        Args:
+            tokens: of B triples; with several processes, this one's part.
+            gather: see `forward`.
+            person_ids: (B,) labels of the same triples; only training needs them.
+        """
         if self.pife is not None:
             tokens = replace(tokens, globals_=self.pife(tokens.globals_, tokens.patches))
         heads = []
@@ -131,8 +163,14 @@ class MultiModalReID(nn.Module):
         selections: dict[str, Selection] = {}
         for name, branch in cast("Mapping[str, Branch]", self.branches).items():
             output = branch(tokens)
-            heads.append(self.heads[name](branch.finish(gather(output.features))))
-            losses |= {f"{name}/{loss}": value for loss, value in output.losses.items()}
+            head = self.heads[branch.shared_head or name]
+            heads.append(head(branch.finish(gather(output.features)), name, branch.role))
+            own = dict(output.losses)
+            if self.training and output.rows:
+                assert person_ids is not None, "losses over the whole batch need its labels"
+                rows = {key: gather(part) for key, part in output.rows.items()}
+                own |= branch.batch_losses(rows, gather(person_ids))
+            losses |= {f"{name}/{loss}": value for loss, value in own.items()}
             if output.selection is not None:
                 selections[name] = output.selection
         if tokens.slimmed is not None:
@@ -151,6 +189,18 @@ class MultiModalReID(nn.Module):
         rows = batch.scene_ids + (self.num_views * batch.camera_ids if self.use_cameras else 0)
         # An unseen view must not run into the rows of the next camera.
         return rows.masked_fill(batch.scene_ids >= self.num_views, BEYOND_THE_TABLE)
+
+
+def _make_heads(branches: Mapping[str, Branch], num_classes: int) -> dict[str, BNNeckHead]:
+    """The heads by name: one for each branch, or for those that share one."""
+    kinds: dict[str, tuple[int, bool]] = {}
+    for name, branch in branches.items():
+        head, kind = branch.shared_head or name, (branch.out_dim, branch.train_neck_bias)
+        if kinds.setdefault(head, kind) != kind:
+            raise ValueError(f"the branches that share the head {head!r} must agree in width and neck bias")
+    return {
+        head: BNNeckHead(dim, num_classes, train_neck_bias=learns) for head, (dim, learns) in kinds.items()
+    }
 
 
 def _split(tensor: Tensor) -> PerModality[Tensor]:

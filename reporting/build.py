@@ -22,8 +22,6 @@ def make_selection_watch(
     cfg: CfgNode, loader: DataLoader[Any], device: torch.device
 ) -> Callable[[nn.Module], dict[str, Tensor]]:
     """A function that draws which patches of a few triples a model keeps; nothing if it keeps all."""
-    if not (cfg.MODEL.USE_SDTPS or cfg.MODEL.SLIM_LAYERS):
-        return lambda model: {}
     rows = spread_evenly(len(loader.dataset), NUM_WATCHED)  # type: ignore[arg-type]
     batch = read_triples(loader, rows).to(device)
     return SelectionWatch(batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
@@ -60,8 +58,8 @@ def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit:
 
 
 def _model_name(cfg: CfgNode) -> str:
-    """The parts after the backbone: DeMo is HDM with ATMoE."""
-    hdm = ("DeMo" if cfg.MODEL.ATM else "HDM") if cfg.MODEL.HDM else ""
-    sdtps = "SDTPS" if cfg.MODEL.USE_SDTPS else ""
-    name = " + ".join(part for part in (hdm, sdtps) if part) or "Baseline"
+    """The parts after the backbone: DeMo is HDM with ATMoE, and MODEL.USE_X switches on X."""
+    parts = ["DeMo" if cfg.MODEL.ATM else "HDM"] if cfg.MODEL.HDM else []
+    parts += [key.removeprefix("USE_") for key, on in cfg.MODEL.items() if key.startswith("USE_") and on]
+    name = " + ".join(parts) or "Baseline"
     return f"{name}, slimmed," if cfg.MODEL.SLIM_LAYERS else name

@@ -68,8 +68,8 @@ def lay_over(images: Tensor, colour: Tensor, strength: Tensor | float) -> Tensor
 
 
 def veil_discarded(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Veil the patches that were discarded; `kept` (B, K) are the indices of the others."""
-    veil = torch.full((len(images), grid[0] * grid[1]), VEIL_STRENGTH).scatter(1, kept.cpu(), 0.0)
+    """Veil the patches that were discarded; `kept` (B, N) is True for the others."""
+    veil = VEIL_STRENGTH * (~kept.cpu()).float()
     return lay_over(images, torch.tensor(VEIL).view(3, 1, 1), spread_over_pixels(veil, grid, images))
 
 
@@ -114,12 +114,14 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
     low, high = float(scores.min()), float(scores.max())
 
     def views(modality: Modality) -> list[Tensor]:
-        own, kept = images.of(modality), selection.kept.of(modality)
+        own = images.of(modality)
         relative = (selection.scores.of(modality).cpu() - low) / max(high - low, 1e-12)
         score = _coloured(spread_over_pixels(relative, grid, own), SCORE_COLOURS)
-        pictures = [own, veil_discarded(own, kept, grid), score]
+        pictures = [own, veil_discarded(own, selection.masks.of(modality), grid), score]
         if selection.weights is not None:
-            tokens = strongest_token(kept, selection.weights.of(modality), grid[0] * grid[1])
+            tokens = strongest_token(
+                selection.kept.of(modality), selection.weights.of(modality), grid[0] * grid[1]
+            )
             pictures.append(colour_by_token(own, tokens, grid))
         return pictures
 

@@ -63,7 +63,7 @@ def _describe(selection: Selection) -> list[dict[str, Any]]:
     """For each triple, by modality: see `describe_selections`."""
     by_modality = {}
     for modality in Modality:
-        kept = selection.kept.of(modality).cpu().tolist()
+        kept = [row.tolist() for row in selection.indices.of(modality)]
         total = selection.scores.of(modality).cpu().numpy()  # (B, N)
         sources = np.zeros((len(total), 0, total.shape[1]), dtype=total.dtype)
         if parts := selection.sources.of(modality):

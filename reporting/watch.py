@@ -42,7 +42,9 @@ class SelectionWatch:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module) -> dict[str, Tensor]:
-        """The picture by its name, (3, H, W) in [0, 1]."""
+        """The picture by its name, (3, H, W) in [0, 1]; nothing of a model that keeps every patch."""
+        if not getattr(model, "selects", True):
+            return {}
         was_training = model.training
         model.eval()
         try:
@@ -56,7 +58,7 @@ class SelectionWatch:
         """One row per modality, one column per triple."""
         rows = []
         for modality in Modality:
-            images = veil_discarded(self._images.of(modality), selection.kept.of(modality), selection.grid)
+            images = veil_discarded(self._images.of(modality), selection.masks.of(modality), selection.grid)
             shrink = -(-images.shape[-2] // MAX_HEIGHT)
             images = F.avg_pool2d(images, shrink) if shrink > 1 else images
             images = F.pad(images, (0, GAP, 0, GAP), value=1.0)

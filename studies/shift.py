@@ -65,7 +65,7 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
                 raise UserError(
                     f"{run} selects no patches, or its data set has no masks; name other --variants"
                 )
-            kept[shift].append(torch.stack(list(output.selection.kept)).cpu())  # (3, B, K)
+            kept[shift].append(torch.stack(list(output.selection.masks)).cpu())  # (3, B, N)
             foreground[shift].append(patch_foreground(shifted.person_masks, model.backbone.grid))
     # The precision of both.
     results: dict[int, tuple[float, float]] = {}
@@ -73,8 +73,8 @@ def shifted_precision(run: Path) -> dict[int, tuple[float, float]]:
         on_person = torch.cat(foreground[shift])  # (images, N)
         by_modality = torch.cat(kept[shift], dim=1)
         if not results:
-            indices = [most_kept_indices(rows, on_person.shape[1]) for rows in by_modality]
-        own = torch.stack([kept_patch_precision(rows, on_person) for rows in by_modality])
+            indices = [most_kept_indices(masks) for masks in by_modality]
+        own = torch.stack([kept_patch_precision(masks, on_person) for masks in by_modality])
         prior = torch.stack([on_person[:, same].float().mean(dim=1) for same in indices])
         results[shift] = (100 * own.mean().item(), 100 * prior.mean().item())
     return results

@@ -100,11 +100,11 @@ def find_queries(wanted: Sequence[str], records: Sequence[ImageRecord], query_ro
     return [index_of[word] for word in wanted]
 
 
-def choose_kinds(wanted: Sequence[str], *, has_sdtps: bool, is_slimmed: bool) -> list[str]:
+def choose_kinds(wanted: Sequence[str], *, selects: bool, is_slimmed: bool) -> list[str]:
     """The figures to draw; those that the model does not have are an error only if they are asked for."""
     impossible = {}
-    if not (has_sdtps or is_slimmed):
-        impossible["selection"] = "a model without MODEL.USE_SDTPS and MODEL.SLIM_LAYERS selects no patches"
+    if not selects:
+        impossible["selection"] = "this model keeps every patch, without MODEL.USE_SDTPS and the like"
     if is_slimmed:
         impossible["attention"] = (
             "rollout follows every patch through all blocks; set MODEL.SLIM_LAYERS [] to see it"
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     cfg, model = trained.cfg, trained.model
-    kinds = choose_kinds(args.kind, has_sdtps=cfg.MODEL.USE_SDTPS, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
+    kinds = choose_kinds(args.kind, selects=model.selects, is_slimmed=bool(cfg.MODEL.SLIM_LAYERS))
     for kind in kinds:
         for ending in ENDINGS:
             check_destination(args.output / f"{kind}{ending}", replaces=ending, makes_folder=True)

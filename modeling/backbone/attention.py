@@ -97,6 +97,28 @@ class AttentionReader:
             hook.remove()
 
 
+class RolloutReader:
+    """Reads how much of each token the attention of all blocks brings to the class token, head by head.
+
+    This is the class token's row of A_L ⋯ A_1 within each head, as EDITOR takes it: unlike `roll_out`,
+    without residual connections and without the mean over the heads. Multiplied from the left, it needs
+    products of one row only; the attention of all tokens is computed once more in every block but the last.
+    """
+
+    def __init__(self, layers: Sequence[Attention]) -> None:
+        self._readers = [AttentionReader(layer) for layer in layers]
+
+    @torch.no_grad()
+    def read(self) -> Tensor:
+        """The shares of the tokens in the last pass, (B, heads, T), in float32; they sum to 1."""
+        last, *before = reversed(self._readers)
+        row = last.read(num_queries=1, per_head=True)  # (B, heads, 1, T)
+        with torch.autocast(row.device.type, enabled=False):
+            for reader in before:
+                row = row @ reader.read(per_head=True)
+        return row[:, :, 0]
+
+
 @contextmanager
 def recorded_attention(vit: nn.Module) -> Iterator[list[Tensor]]:
     """A list to which every block adds its attention, (B, T, T), when images pass through the ViT."""

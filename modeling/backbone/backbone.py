@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from errors import UserError
-from modeling.backbone.attention import AttentionReader, attention_layers
+from modeling.backbone.attention import AttentionReader, RolloutReader, attention_layers
 from modeling.backbone.slimming import Slimming, SlimTokens
 from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, make_trunk
 from structures import SlimmedPatches
@@ -23,6 +23,8 @@ class EncodedImages(NamedTuple):
     patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
     slimmed: SlimmedPatches | None  # which patches are left; None without slimming
     attended: Tensor | None  # how much the class token attends to each patch, (B, N); None if not read
+    # How much of each patch the attention of all blocks brings to the class token, (B, heads, N); likewise.
+    rollout: Tensor | None
 
 
 class Backbone(nn.Module):
@@ -40,7 +42,6 @@ class Backbone(nn.Module):
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
         slim_layers: the blocks after which it does, counted from 1.
-        read_attention: keep the class token's attention at three quarters of the depth; without slimming.
     """
 
     def __init__(
@@ -57,7 +58,6 @@ class Backbone(nn.Module):
         unseen_camera: str = "mean",
         slimming: Slimming | None = None,
         slim_layers: Sequence[int] = (),
-        read_attention: bool = False,
     ) -> None:
         super().__init__()
         self.img_size = img_size
@@ -85,12 +85,10 @@ class Backbone(nn.Module):
         if num_embeddings:
             self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
-        # Blocks whose class attention is read: where slimming happens, or for a branch that is guided by it.
-        # That is in the middle: before, the class token knows too little; after, it has already looked.
+        # Blocks whose class attention is read: where slimming happens.
         self.slimming = slimming
         depth = len(self.trunk.blocks)
-        guides = [math.ceil(0.75 * depth)] if read_attention else []
-        layers = list(slim_layers) if slimming is not None else guides
+        layers = list(slim_layers) if slimming is not None else []
         if any(not 1 <= layer <= depth for layer in layers):
             raise UserError(
                 f"MODEL.SLIM_LAYERS {layers} names blocks that do not exist; this backbone has blocks 1 to "
@@ -98,6 +96,16 @@ class Backbone(nn.Module):
             )
         attentions = attention_layers(self.vit) if layers else []
         self._readers = {layer: AttentionReader(attentions[layer - 1]) for layer in layers}
+        self._rollout: RolloutReader | None = None
+
+    def read_attention(self, needs: Collection[str]) -> None:
+        """Give, from now on, the `attended` or the `rollout` of `EncodedImages` too; without slimming."""
+        if "attended" in needs:
+            # In the middle: before, the class token knows too little; after, it has already looked.
+            layer = math.ceil(0.75 * len(self.trunk.blocks))
+            self._readers[layer] = AttentionReader(attention_layers(self.vit)[layer - 1])
+        if "rollout" in needs:
+            self._rollout = RolloutReader(attention_layers(self.vit))
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -141,7 +149,8 @@ class Backbone(nn.Module):
         # The output: without the register and extra tokens.
         tokens = trunk.finish(tokens)  # (B, prefix + n + extra, C)
         patches = tokens[:, trunk.num_prefix :][:, :num_patches]
-        return EncodedImages(tokens[:, 0], patches, slimmed, attended)
+        rollout = None if self._rollout is None else self._rollout.read()[:, :, trunk.num_prefix :]
+        return EncodedImages(tokens[:, 0], patches, slimmed, attended, rollout)
 
     def _run_block(
         self, layer: int, tokens: Tensor, rotations: Tensor | None

@@ -26,6 +26,7 @@ class SDTPSBranch(Branch):
             class tokens; `attention`, how much the class token attends to them.
     """
 
+    selects = True
     cost_titles: Mapping[str, str] = {"": "SDTPS"}
 
     def __init__(self, select: nn.Module, dim: int, *, beta: float = 0.25, guide: str = "reduced") -> None:
@@ -33,6 +34,7 @@ class SDTPSBranch(Branch):
         self.select = select
         self.beta = beta
         self.guide = guide
+        self.needs = frozenset({"attended"}) if guide == "attention" else frozenset()
         self.out_dim = dim * len(Modality)
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:

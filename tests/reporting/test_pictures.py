@@ -39,7 +39,7 @@ def test_each_pixel_has_the_value_of_its_patch() -> None:
 
 def test_kept_patches_stay_and_others_are_veiled() -> None:
     images = torch.rand(1, 3, *SIZE)
-    veiled = veil_discarded(images, torch.tensor([[0, 5]]), GRID)
+    veiled = veil_discarded(images, torch.tensor([[True, False, False, False, False, True]]), GRID)
     assert torch.equal(veiled[..., :2, :2], images[..., :2, :2])
     assert torch.equal(veiled[..., 2:, 4:], images[..., 2:, 4:])
     one_pixel = VEIL_STRENGTH * torch.tensor(VEIL) + (1 - VEIL_STRENGTH) * images[0, :, 0, 2]

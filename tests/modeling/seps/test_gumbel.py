@@ -70,12 +70,12 @@ def gradient_norms(dim: int, seed: int, *, use_gumbel: bool) -> GradientNorms:
     """
     torch.manual_seed(seed)
     model = MultiModalSDTPS(dim, PATCHES, use_gumbel=use_gumbel).train()
-    head = BNNeckHead("sdtps", MODALITIES * dim, 20, role=Role.FUSED)
+    head = BNNeckHead(MODALITIES * dim, 20)
     patches, guides = make_inputs(dim, seed)
     patches = [patch.requires_grad_() for patch in patches]
     results = model(patches, guides)
     features = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
-    F.cross_entropy(head(features).logits, IDS).backward()
+    F.cross_entropy(head(features, "sdtps", Role.FUSED).logits, IDS).backward()
     score_mlp = [p.grad for p in model.selectors.parameters() if p.grad is not None]
     tokens = [p.grad for p in patches if p.grad is not None]
     assert len(score_mlp) == 4 * MODALITIES
