@@ -113,7 +113,8 @@ TABLE = (
     FreeKey("MODEL.DEVICE_ID", "0", "Which CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
     TrainKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
     Key("MODEL.TRANSFORMER_TYPE", "ViT-B-16",
-        "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token.",
+        "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token: "
+        "[trunks](method.md#trunks).",
         demo=("vit_base_patch16_224", FILES)),
     TrainKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
         demo=("a path to fill in", "Files name their weights.")),
@@ -220,6 +221,9 @@ TABLE = (
         "Evaluate and keep the [moving average](reliability.md#weight-averaging) of the weights, with this "
         "decay per step, such as 0.99. 0: the weights themselves.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
+    FreeKey("SOLVER.GRAD_CHECKPOINT", False,
+        "Compute the backbone's blocks again in the backward pass: less memory, about a third more time, the "
+        "same gradients."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
         demo=(10, "The last and the best are kept.")),

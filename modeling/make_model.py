@@ -81,8 +81,10 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         use_cameras=options.SIE_CAMERA,
     )
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
+    seen, size = backbone.trunk.seen_size, backbone.img_size
+    part = "" if seen == size else f" of the upper left {seen[0]} x {seen[1]} pixels"
     logger.info(
-        f"model {options.NAME}: {options.TRANSFORMER_TYPE}, {rows} x {columns} patches, "
+        f"model {options.NAME}: {options.TRANSFORMER_TYPE}, {rows} x {columns} patches{part}, "
         f"heads {', '.join(branches)}, {trainable:.2f} M trainable parameters"
     )
     return model
@@ -119,6 +121,7 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
         unseen_camera=cfg.TEST.UNSEEN_CAMERA,
         slimming=_make_slimming(options),
         slim_layers=options.SLIM_LAYERS,
+        recompute=cfg.SOLVER.GRAD_CHECKPOINT,
     )
     if options.FROZEN:
         backbone.vit.requires_grad_(False)

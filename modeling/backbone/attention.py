@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from timm.layers import AttentionRope, apply_rot_embed_cat
+from timm.models.eva import EvaAttention
 from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
@@ -23,6 +25,10 @@ from structures import ModalBatch, Modality, PerModality
 
 if TYPE_CHECKING:
     from modeling.reid_model import MultiModalReID
+
+
+READABLE = (Attention, EvaAttention, AttentionRope)
+"""Kinds of attention that compare queries with keys and nothing else."""
 
 
 def attention_weights(
@@ -45,10 +51,10 @@ def attention_weights(
     return weights if per_head else weights.mean(dim=1)
 
 
-def attention_layers(vit: nn.Module) -> list[Attention]:
+def attention_layers(vit: nn.Module) -> list[Any]:
     """The attention of each block, in their order; timm has kinds of blocks that cannot be read like this."""
     layers = [getattr(block, "attn", None) for block in cast("Any", vit).blocks]
-    plain = [layer for layer in layers if isinstance(layer, Attention)]
+    plain = [layer for layer in layers if isinstance(layer, READABLE)]
     if len(plain) < len(layers):
         raise UserError(
             "the attention of this MODEL.TRANSFORMER_TYPE cannot be read: its blocks are not those of the "
@@ -60,16 +66,18 @@ def attention_layers(vit: nn.Module) -> list[Attention]:
 class AttentionReader:
     """Reads the attention of one block, without computing queries and keys a second time.
 
-    Hooks keep those of the last pass through the block until `read` or `clear`.
+    Hooks keep those of the last pass through the block, and their rotations, until `read` or `clear`.
     """
 
-    def __init__(self, attention: Attention) -> None:
+    def __init__(self, attention: Any) -> None:
         self._attention = attention
         self._query: Tensor | None = None
         self._key: Tensor | None = None
+        self._rotations: Tensor | None = None
         self._hooks = [
             attention.q_norm.register_forward_hook(self._keep_query),
             attention.k_norm.register_forward_hook(self._keep_key),
+            attention.register_forward_pre_hook(self._keep_rotations, with_kwargs=True),
         ]
 
     def _keep_query(self, _module: nn.Module, _inputs: tuple[Tensor], query: Tensor) -> None:
@@ -78,18 +86,31 @@ class AttentionReader:
     def _keep_key(self, _module: nn.Module, _inputs: tuple[Tensor], key: Tensor) -> None:
         self._key = key
 
+    def _keep_rotations(self, _module: nn.Module, _inputs: tuple[Tensor], named: dict[str, Any]) -> None:
+        self._rotations = named.get("rope")
+
+    def _rotated(self, tokens: Tensor) -> Tensor:
+        """(B, heads, P + n, D) with the n patches rotated, as timm's attention does it."""
+        if self._rotations is None:
+            return tokens
+        prefix, patches = tokens.tensor_split([self._attention.num_prefix_tokens], dim=2)
+        half = self._attention.rotate_half
+        return torch.cat([prefix, apply_rot_embed_cat(patches, self._rotations, half=half)], dim=2)
+
     def read(self, num_queries: int | None = None, *, per_head: bool = False) -> Tensor:
         """What `attention_weights` gives for the last pass; only once."""
-        query, key = self._query, self._key
-        assert query is not None, "the block has not run"
-        assert key is not None
+        assert self._query is not None, "the block has not run"
+        assert self._key is not None
+        query, key = self._rotated(self._query), self._rotated(self._key)
         self.clear()
+        if query.shape[1] > key.shape[1]:  # several heads share their keys
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scale = self._attention.scale
         return attention_weights(query, key, scale, num_queries=num_queries, per_head=per_head)
 
     def clear(self) -> None:
         """Forget the last pass."""
-        self._query = self._key = None
+        self._query = self._key = self._rotations = None
 
     def remove(self) -> None:
         """Take the hooks off the block."""
@@ -105,7 +126,7 @@ class RolloutReader:
     products of one row only; the attention of all tokens is computed once more in every block but the last.
     """
 
-    def __init__(self, layers: Sequence[Attention]) -> None:
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._readers = [AttentionReader(layer) for layer in layers]
 
     @torch.no_grad()
@@ -117,6 +138,11 @@ class RolloutReader:
             for reader in before:
                 row = row @ reader.read(per_head=True)
         return row[:, :, 0]
+
+    def clear(self) -> None:
+        """Forget the last pass."""
+        for reader in self._readers:
+            reader.clear()
 
 
 @contextmanager

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from errors import UserError
 from modeling.backbone.attention import AttentionReader, RolloutReader, attention_layers
 from modeling.backbone.slimming import Slimming, SlimTokens
-from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, make_trunk
+from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, keep_rotations, make_trunk
 from structures import SlimmedPatches
 
 
@@ -42,6 +44,8 @@ class Backbone(nn.Module):
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
         slimming: drops patches; the images must then be those of M modalities, one modality after the other.
         slim_layers: the blocks after which it does, counted from 1.
+        recompute: in training, compute each block again in the backward pass in place of keeping what it
+            needs: less memory, more time, the same gradients.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Backbone(nn.Module):
         unseen_camera: str = "mean",
         slimming: Slimming | None = None,
         slim_layers: Sequence[int] = (),
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.img_size = img_size
         self.is_clip = name == CLIP_VIT_B16
         self.embedding_factor = embedding_factor
         self.unseen_camera = unseen_camera
+        self.recompute = recompute
         self.vit = create_vit(
             name,
             img_size=img_size,
@@ -159,10 +165,37 @@ class Backbone(nn.Module):
 
         The attention is that to the patches, then to the extra token of slimming, (B, n + extra).
         """
+        if self.recompute and self.training and torch.is_grad_enabled():
+            # What is random in the block is drawn alike both times.
+            result: tuple[Tensor, Tensor | None] = checkpoint(
+                self._compute_block,
+                layer,
+                tokens,
+                rotations,
+                use_reentrant=False,
+                context_fn=lambda: (nullcontext(), self._reading_nothing()),
+            )
+            return result
+        return self._compute_block(layer, tokens, rotations)
+
+    def _compute_block(
+        self, layer: int, tokens: Tensor, rotations: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         tokens = self.trunk.run_block(layer - 1, tokens, rotations)
         if layer not in self._readers:
             return tokens, None
         return tokens, self._readers[layer].read(num_queries=1)[:, 0, self.trunk.num_prefix :]
+
+    @contextmanager
+    def _reading_nothing(self) -> Iterator[None]:
+        """Around a block's second computation, which may end before its attention is read."""
+        try:
+            yield
+        finally:
+            for reader in self._readers.values():
+                reader.clear()
+            if self._rollout is not None:
+                self._rollout.clear()
 
     def _run_all(self, tokens: Tensor, rotations: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The blocks without slimming; also the class token's attention, (B, N), where it is read."""
@@ -186,10 +219,11 @@ class Backbone(nn.Module):
             The prefix tokens, the patches that are left and the extra token, and which patches are left.
         """
         assert self.slimming is not None
-        state = SlimTokens.whole(tokens, self.trunk.num_prefix)
+        state, left = SlimTokens.whole(tokens, self.trunk.num_prefix), rotations
         for layer in range(1, len(self.trunk.blocks) + 1):
-            tokens, attention = self._run_block(layer, tokens, rotations)
+            tokens, attention = self._run_block(layer, tokens, left)
             if attention is not None:
                 state = self.slimming(state.updated(tokens), attention, present)
                 tokens = state.joined()
+                left = keep_rotations(rotations, state.indices, state.extra.shape[1])
         return tokens, SlimmedPatches(state.indices, state.scores)

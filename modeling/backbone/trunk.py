@@ -9,7 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import timm
+import torch
+import torch.nn.functional as F
 from timm.layers import PatchEmbed
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -21,8 +24,15 @@ TIMM_NAMES = {CLIP_VIT_B16: "vit_base_patch16_clip_quickgelu_224"}
 CLIP_WIDTH = 512
 
 
+FAMILIES = ("vision_transformer", "deit", "eva")
+"""Modules of timm whose ViTs can be a trunk."""
+
+
 class StridedPatchEmbed(PatchEmbed):
-    """Patch embedding whose step may be smaller than the patch, so that patches overlap."""
+    """Patch embedding whose step may be smaller than the patch, so that patches overlap.
+
+    Pixels at the lower and right edge that do not fill a patch are left out.
+    """
 
     def __init__(self, *, stride: tuple[int, int], **kwargs: Any) -> None:
         self._stride = stride
@@ -30,10 +40,16 @@ class StridedPatchEmbed(PatchEmbed):
         self.proj.stride = stride
 
     def _init_img_size(self, img_size: Any) -> tuple[tuple[int, int], tuple[int, int], int]:
-        height, width = img_size
-        rows = (height - self.patch_size[0]) // self._stride[0] + 1
-        columns = (width - self.patch_size[1]) // self._stride[1] + 1
-        return (height, width), (rows, columns), rows * columns
+        rows, columns = grid_of(img_size, self.patch_size, self._stride)
+        return tuple(img_size), (rows, columns), rows * columns
+
+
+def grid_of(img_size: tuple[int, int], patch: tuple[int, int], stride: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the patches that lie inside an image."""
+    rows, columns = (
+        (side - size) // step + 1 for side, size, step in zip(img_size, patch, stride, strict=True)
+    )
+    return rows, columns
 
 
 class ConvStem(nn.Module):
@@ -68,56 +84,97 @@ class ConvStem(nn.Module):
 
 def create_vit(
     name: str, *, img_size: tuple[int, int], stride: tuple[int, int], **timm_options: Any
-) -> VisionTransformer:
+) -> VisionTransformer | Eva:
     """Make a ViT without weights.
 
     Args:
-        name: `ViT-B-16`, `vit_tiny_stem_patch8`, or any timm ViT with a class token.
+        name: `ViT-B-16`, `vit_tiny_stem_patch8`, or a ViT of timm with a class token; the tag of its weights
+            may follow, as in `vit_small_patch16_224.dino`.
         img_size: height and width of the images.
         stride: step between patches.
         timm_options: dropout rates and the like, passed to timm.
     """
-    # The small trunk of the demo.
     if name == TINY_STEM:
-        if stride != (8, 8):
-            raise UserError(
-                f"{TINY_STEM} has a fixed step of 8; set MODEL.STRIDE_SIZE [8, 8], not {list(stride)}"
-            )
-        if img_size[0] % 8 or img_size[1] % 8:
-            raise UserError(
-                f"{TINY_STEM} needs INPUT.SIZE_TRAIN and INPUT.SIZE_TEST of multiples of 8, not "
-                f"{list(img_size)}"
-            )
-        return VisionTransformer(
-            img_size=img_size,
-            patch_size=8,
-            embed_dim=64,
-            depth=4,
-            num_heads=2,
-            mlp_ratio=2.0,
-            num_classes=0,
-            embed_layer=ConvStem,
-            **timm_options,
-        )
-    # A trunk of timm.
+        return _create_tiny_stem(img_size, stride, **timm_options)
     timm_name = TIMM_NAMES.get(name, name)
-    known = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
-    if timm_name not in known:
+    architecture, _, tag = timm_name.partition(".")
+    known = [found for family in FAMILIES for found in timm.list_models(module=family)]
+    if architecture not in known:
         close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.0)
         raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} is unknown; nearest are {', '.join(close)}")
-    vit = timm.create_model(
-        timm_name,
-        pretrained=False,
-        img_size=img_size,
-        num_classes=0,
-        embed_layer=partial(StridedPatchEmbed, stride=stride),
-        **timm_options,
-    )
-    if not isinstance(vit, VisionTransformer) or vit.cls_token is None or hasattr(vit, "dist_token"):
+    tagged = timm.list_models(f"{architecture}.*", pretrained=True)
+    if tag and timm_name not in tagged:
+        raise UserError(
+            f"MODEL.TRANSFORMER_TYPE {name!r} has a tag that is unknown; timm has {', '.join(tagged)}"
+        )
+    vit: Any
+    if architecture in timm.list_models(module="eva"):
+        vit = _create_eva(timm_name, img_size, stride, **timm_options)
+    else:
+        vit = timm.create_model(
+            timm_name,
+            pretrained=False,
+            img_size=img_size,
+            num_classes=0,
+            embed_layer=partial(StridedPatchEmbed, stride=stride),
+            **timm_options,
+        )
+    usable = isinstance(vit, (VisionTransformer, Eva)) and vit.cls_token is not None
+    if not usable or hasattr(vit, "dist_token"):
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE {name!r} cannot be used: it has no class token or a second one for "
             "distillation; use another timm ViT (distilled weights load into the plain DeiT)"
         )
+    return vit
+
+
+def _create_tiny_stem(
+    img_size: tuple[int, int], stride: tuple[int, int], **options: Any
+) -> VisionTransformer:
+    """The small trunk of the demo."""
+    if stride != (8, 8):
+        raise UserError(
+            f"{TINY_STEM} has a fixed step of 8; set MODEL.STRIDE_SIZE [8, 8], not {list(stride)}"
+        )
+    if img_size[0] % 8 or img_size[1] % 8:
+        raise UserError(
+            f"{TINY_STEM} needs INPUT.SIZE_TRAIN and INPUT.SIZE_TEST of multiples of 8, not {list(img_size)}"
+        )
+    return VisionTransformer(
+        img_size=img_size,
+        patch_size=8,
+        embed_dim=64,
+        depth=4,
+        num_heads=2,
+        mlp_ratio=2.0,
+        num_classes=0,
+        embed_layer=ConvStem,
+        **options,
+    )
+
+
+def _create_eva(name: str, img_size: tuple[int, int], stride: tuple[int, int], **options: Any) -> Eva:
+    """A ViT of timm's module `eva`, with the last norm on all tokens, as its class token needs it."""
+    vit: Any = timm.create_model(
+        name,
+        pretrained=False,
+        img_size=img_size,
+        num_classes=0,
+        global_pool="",
+        dynamic_img_size=False,
+        **options,
+    )
+    # timm knows no step between patches here: give it the size of an image with as many patches side by side.
+    embed = vit.patch_embed
+    if stride != embed.patch_size:
+        rows, columns = grid_of(img_size, embed.patch_size, stride)
+        vit.set_input_size((rows * embed.patch_size[0], columns * embed.patch_size[1]))
+        embed.img_size, embed.proj.stride = img_size, stride
+        if vit.pos_embed is not None:
+            nn.init.trunc_normal_(vit.pos_embed, std=0.02)
+    # Random changes of the positions would differ between processes.
+    if hasattr(vit.rope, "aug_active"):
+        vit.rope.aug_active = False
     return vit
 
 
@@ -127,10 +184,11 @@ class Trunk:
     `embed`, then `norm_before`, then `run_block` for each of the blocks, then `finish`. It is no module: the
     ViT stays a part of the backbone itself, so that the names in checkpoints do not depend on the family.
 
-    Shapes: B images, N patches, P prefix tokens (the class token first, then registers if there are any).
+    Shapes: B images, N patches, n of them that slimming has left, P prefix tokens (the class token first,
+    then registers if there are any), E extra tokens of slimming (0 or 1).
     """
 
-    def __init__(self, vit: nn.Module) -> None:
+    def __init__(self, vit: VisionTransformer | Eva) -> None:
         self.vit: Any = vit
 
     @property
@@ -147,6 +205,15 @@ class Trunk:
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches."""
         return self.vit.patch_embed.grid_size
+
+    @property
+    def seen_size(self) -> tuple[int, int]:
+        """Height and width of the part of an image that the patches cover, from its upper left corner."""
+        embed = self.vit.patch_embed
+        if isinstance(embed, ConvStem):
+            return 8 * self.grid[0], 8 * self.grid[1]
+        (rows, columns), (down, right), (height, width) = self.grid, embed.proj.stride, embed.patch_size
+        return (rows - 1) * down + height, (columns - 1) * right + width
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -167,7 +234,7 @@ class Trunk:
         return self.vit.norm_pre(tokens)
 
     def run_block(self, index: int, tokens: Tensor, rotations: Tensor | None) -> Tensor:
-        """One block, counted from 0: (B, P + n, width) and the rotations of its n patches -> that shape."""
+        """One block, counted from 0, on (B, P + n + E, width), with the rotations of its n + E patches."""
         return self.blocks[index](tokens)
 
     def finish(self, tokens: Tensor) -> Tensor:
@@ -175,6 +242,47 @@ class Trunk:
         return self.vit.head(self.vit.norm(tokens))
 
 
-def make_trunk(vit: nn.Module) -> Trunk:
+class RotaryTrunk(Trunk):
+    """timm's family `eva`: DINOv3, EVA-02 and others. Its blocks rotate queries and keys by position.
+
+    Rotations are sines and cosines beside each other: (N, D), the same for all images, blocks and heads, or
+    (blocks, heads, N, D) where each head of each block has its own. The prefix tokens are not rotated.
+    """
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """As for every trunk."""
+        tokens, rotations = self.vit._pos_embed(self.vit.patch_embed(images))
+        return tokens, rotations
+
+    def run_block(self, index: int, tokens: Tensor, rotations: Tensor | None) -> Tensor:
+        """As for every trunk."""
+        if rotations is not None and getattr(self.vit, "rope_mixed", False):
+            rotations = rotations[index]
+        return self.blocks[index](tokens, rope=rotations)
+
+
+def keep_rotations(rotations: Tensor | None, indices: Tensor, num_extra: int) -> Tensor | None:
+    """The rotations of the patches that are left: each keeps that of its position in the image.
+
+    An extra token stands for patches from anywhere, so that it is not rotated, like the prefix tokens.
+
+    Args:
+        rotations: of all patches, (N, D) or (blocks, heads, N, D); None without.
+        indices: of the patches that are left, (B, n).
+        num_extra: E, the tokens after them.
+
+    Returns:
+        (B, 1, n + E, D) or (blocks, B, heads, n + E, D).
+    """
+    if rotations is None:
+        return None
+    by_head = rotations if rotations.dim() > 2 else rotations.unsqueeze(0)
+    kept = by_head[..., indices, :].movedim(-3, -4)  # images before heads
+    sine, cosine = kept.chunk(2, dim=-1)
+    below = (0, 0, 0, num_extra)
+    return torch.cat([F.pad(sine, below), F.pad(cosine, below, value=1.0)], dim=-1)
+
+
+def make_trunk(vit: VisionTransformer | Eva) -> Trunk:
     """The trunk of a ViT that `create_vit` has made."""
-    return Trunk(vit)
+    return RotaryTrunk(vit) if isinstance(vit, Eva) else Trunk(vit)

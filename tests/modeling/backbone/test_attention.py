@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from config import load_config
 from conftest import SMALL_MODEL
 from errors import UserError
-from modeling.backbone.attention import attention_layers, attention_rollout, recorded_attention, roll_out
+from modeling.backbone.attention import (
+    AttentionReader,
+    attention_layers,
+    attention_rollout,
+    recorded_attention,
+    roll_out,
+)
 from modeling.backbone.trunk import create_vit
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
@@ -59,18 +65,23 @@ def test_a_vit_that_looks_everywhere_alike_by_hand() -> None:
         lambda: create_vit("vit_tiny_stem_patch8", img_size=(64, 32), stride=(8, 8)),
         lambda: create_vit("deit_tiny_patch16_224", img_size=(64, 32), stride=(8, 16)),
         lambda: create_vit("vit_xsmall_patch16_clip_224", img_size=(64, 32), stride=(16, 16)),
+        lambda: create_vit("vit_small_patch16_dinov3", img_size=(64, 32), stride=(16, 16), depth=2),
+        lambda: create_vit("eva02_base_patch14_224", img_size=(64, 32), stride=(14, 14), depth=2),
+        lambda: create_vit("vit_small_patch16_rope_mixed_224", img_size=(64, 32), stride=(16, 16), depth=2),
     ],
-    ids=["normalised keys", "small", "ImageNet", "CLIP"],
+    ids=["normalised keys", "small", "ImageNet", "CLIP", "DINOv3", "EVA-02", "mixed"],
 )
-def test_recorded_attention_is_that_of_timm(make: Callable[[], VisionTransformer]) -> None:
+def test_recorded_attention_is_that_of_timm(make: Callable[[], nn.Module]) -> None:
     """timm's way without a fused kernel puts the attention through a dropout, where it can be seen."""
-    vit = make().eval()
+    vit: Any = make().eval()
     seen: list[Tensor] = []
     for layer in attention_layers(vit):
-        nn.init.normal_(layer.qkv.weight, std=0.3)  # far from uniform
+        for name in ("qkv", "q_proj", "k_proj"):
+            if getattr(layer, name, None) is not None:
+                nn.init.normal_(getattr(layer, name).weight, std=0.3)  # far from uniform
         if isinstance(layer.q_norm, nn.LayerNorm):
             nn.init.normal_(layer.q_norm.weight, std=3)
-        layer.fused_attn = False  # type: ignore[misc]
+        layer.fused_attn = False
         layer.attn_drop.register_forward_hook(lambda *call: seen.append(call[2].mean(dim=1)))
     with torch.no_grad(), recorded_attention(vit) as attentions:
         vit(torch.randn(2, 3, 64, 32))
@@ -78,6 +89,24 @@ def test_recorded_attention_is_that_of_timm(make: Callable[[], VisionTransformer
     for recorded, timm_own in zip(attentions, seen, strict=True):
         assert recorded.std() > 0.01
         torch.testing.assert_close(recorded, timm_own)
+
+
+def test_the_first_rows_of_each_head() -> None:
+    vit = tiny_vit(embed_dim=16)
+    layer = attention_layers(vit)[0]
+    nn.init.normal_(layer.qkv.weight)
+    layer.fused_attn = False
+    seen: list[Tensor] = []
+    layer.attn_drop.register_forward_hook(lambda *call: seen.append(call[2]))
+    reader = AttentionReader(layer)
+    for num_queries in (1, 2, None):
+        with torch.no_grad():
+            vit(torch.randn(4, 3, 16, 8))
+        found = reader.read(num_queries, per_head=True)
+        assert found.shape == (4, 2, num_queries or 3, 3)
+        torch.testing.assert_close(found, seen[-1][:, :, :num_queries])
+    with pytest.raises(AssertionError, match="has not run"):
+        reader.read()
 
 
 def test_maps_belong_to_their_modality_and_sum_to_what_the_class_token_has_of_the_patches(
