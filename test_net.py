@@ -22,6 +22,7 @@ from evaluation.build import find_conditions, make_evaluate
 from evaluation.result import results_as_dict
 from evaluation.tables import results_text
 from modeling.cost import measure_cost
+from modeling.make_model import warn_random_start
 from reporting.build import make_report_writer
 from reporting.folder import ReportFolder
 from trained import find_weights, load_trained
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The results.
     cost = measure_cost(model)
     logger.info(results_text(weights, trained.choice, results))
+    warn_random_start(cfg, trained.initial_weights)
     logger.info("cost\n%s", cost.table())
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())

@@ -38,6 +38,12 @@ class Trained:
     origin: Mapping[str, Any]  # what the checkpoint says of its run, of the entries in `ORIGIN`
     differences: Sequence[str]  # what the caller overrides and can change the result
 
+    @property
+    def initial_weights(self) -> str:
+        """What its training started from: a file, or `random`; empty if the checkpoint cannot say."""
+        progress = self.origin.get("progress")
+        return str(progress.get("initial_weights", "")) if isinstance(progress, Mapping) else ""
+
 
 def find_weights(config_file: str | Path | None, overrides: Sequence[str], remedy: str) -> str:
     """The checkpoint that TEST.WEIGHT names in the overrides or the file; `remedy` is the message if none."""

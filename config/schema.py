@@ -116,7 +116,8 @@ TABLE = (
         "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token: "
         "[trunks](method.md#trunks).",
         demo=("vit_base_patch16_224", FILES)),
-    TrainKey("MODEL.PRETRAIN_PATH_T", "", "Weights of the backbone. Empty: random initialisation.",
+    TrainKey("MODEL.PRETRAIN_PATH_T", "",
+        "Weights of the backbone: a file, or `timm` to fetch timm's. Empty: random initialisation.",
         demo=("a path to fill in", "Files name their weights.")),
     Key("MODEL.STRIDE_SIZE", [16, 16], "Step between patches. Below the patch size they overlap.", SIZE),
     TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),

@@ -17,7 +17,7 @@ from torch import Tensor
 from errors import UserError, on_one_line
 from weight_file import file_fault, is_plain, is_whole
 
-CONTAINERS = ("state_dict", "model", "model_state_dict")
+CONTAINERS = ("state_dict", "model", "model_state_dict", "module")
 """Entries under which training programs keep the weights."""
 
 

@@ -43,6 +43,38 @@ CLIP_RULES = (
 )
 """OpenAI's and open_clip's names of the visual tower -> timm's."""
 
+AS_IT_IS = Rule("{path}", "{path}")
+_IN_MLP = "blocks.{block}.mlp."
+
+DINOV2_RULES = (
+    Rule("register_tokens", "reg_token"),
+    Rule(_IN_MLP + "w12.{entry}", _IN_MLP + "fc1.{entry}"),
+    Rule(_IN_MLP + "w3.{entry}", _IN_MLP + "fc2.{entry}"),
+    AS_IT_IS,
+)
+"""DINOv2's names -> timm's."""
+
+EVA_RULES = (
+    Rule(_IN_MLP + "w12.{entry}", _IN_MLP + "fc1.{entry}"),
+    Rule(_IN_MLP + "w1.{entry}", _IN_MLP + "fc1_g.{entry}"),
+    Rule(_IN_MLP + "w2.{entry}", _IN_MLP + "fc1_x.{entry}"),
+    Rule(_IN_MLP + "w3.{entry}", _IN_MLP + "fc2.{entry}"),
+    Rule(_IN_MLP + "ffn_ln.{entry}", _IN_MLP + "norm.{entry}"),
+    Rule("blocks.{block}.attn.inner_attn_ln.{entry}", "blocks.{block}.attn.norm.{entry}"),
+    AS_IT_IS,
+)
+"""Names of EVA-02 and EVA-CLIP -> timm's."""
+
+DINOV3_RULES = (
+    Rule("storage_tokens", "reg_token"),
+    Rule("blocks.{block}.ls{number}.gamma", "blocks.{block}.gamma_{number}"),
+    *EVA_RULES,
+)
+"""DINOv3's names -> timm's."""
+
+VIT_RULES = (Rule("blocks.{block}.gamma_{number}", "blocks.{block}.ls{number}.gamma"), AS_IT_IS)
+"""Names of DeiT III -> timm's; those of timm, ImageNet ViTs, DeiT and DINO stay as they are."""
+
 
 def _head_rules(theirs: str, ours: str) -> list[Rule]:
     return [

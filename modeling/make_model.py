@@ -62,6 +62,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     cameras = camera_num if options.SIE_CAMERA else 0
     views = view_num if options.SIE_VIEW else 0
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
+    _tell_normalisation(cfg, backbone)
     rows, columns = backbone.grid
     sizes = TokenSizes(backbone.dim, rows * columns)
     # PIFE, and the branches that the configuration switches on.
@@ -91,20 +92,33 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
 
 
 def warn_random_start(cfg: CfgNode, initial_weights: str) -> None:
-    """Log that a run starts from `random` weights, unless its backbone is made for it."""
+    """Log that a model has started from `random` weights, unless its backbone is made for it."""
     name = cfg.MODEL.TRANSFORMER_TYPE
     if initial_weights != "random" or name == TINY_STEM:
         return
-    remedy = "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T"
+    remedy = (
+        "name a file with its pre-trained weights in MODEL.PRETRAIN_PATH_T, or write timm there to fetch them"
+    )
     if name == CLIP_VIT_B16:
         remedy = (
             "add MODEL.PRETRAIN_PATH_T pretrained/ViT-B-16.pt, CLIP's file from OpenAI's release (DeMo's own "
             "files do not name it, since DeMo's code does)"
         )
     logger.warning(
-        f"this run trains {name} from random weights, while published results start from pre-trained ones; "
+        f"this model trains {name} from random weights, while published results start from pre-trained ones; "
         f"{remedy}"
     )
+
+
+def _tell_normalisation(cfg: CfgNode, backbone: Backbone) -> None:
+    """Log that images are normalised otherwise than for timm's weights, as DeMo does on purpose for CLIP."""
+    source = getattr(backbone.vit, "pretrained_cfg", {})
+    trained = [list(source.get(name, ())) for name in ("mean", "std")]
+    if all(trained) and not backbone.is_clip and trained != [cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD]:
+        logger.info(
+            f"timm's weights of {cfg.MODEL.TRANSFORMER_TYPE} were trained with INPUT.PIXEL_MEAN {trained[0]} "
+            f"and PIXEL_STD {trained[1]}; here they are {cfg.INPUT.PIXEL_MEAN} and {cfg.INPUT.PIXEL_STD}"
+        )
 
 
 def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:

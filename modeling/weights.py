@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
+from modeling.backbone.trunk import BILINEAR, Resize, Trunk
 from modeling.checkpoint_file import WeightsError, find_tensors, read_content
-from modeling.checkpoint_names import CLIP_RULES, DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
+from modeling.checkpoint_names import DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
+from modeling.pretrained import FROM_TIMM, fetch, identify_trunk, to_timm_names
 from modeling.reid_model import MultiModalReID
 from weight_file import hash_file
 
@@ -29,9 +30,6 @@ CAMERA_EMBEDDING = "backbone.camera_embed"
 
 CLASSIFIER = "classifier.weight"
 """Ending of the entries whose shape depends on the number of identities."""
-
-NOT_BACKBONE = ("head.", "head_dist.", "fc_norm.", "pre_logits.", "fc.", "mask_token", "dist_token")
-"""Entries of an ImageNet checkpoint that belong to its classifier or its pre-training."""
 
 
 @dataclass
@@ -58,14 +56,12 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
-    """`ours`, `demo` (or the first SDTPS prototype), `clip` (OpenAI, open_clip), `vit` (timm), or None."""
+    """`ours`, `demo` (or the first SDTPS prototype), the origin of a trunk (`identify_trunk`), or None."""
     if any(name.startswith(TRUNK) for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
         return "demo"
-    if {"conv1.weight", "class_embedding"} <= {name.removeprefix("visual.") for name in state}:
-        return "clip"
-    return "vit" if "patch_embed.proj.weight" in state else None
+    return identify_trunk(state)
 
 
 def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -124,8 +120,8 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
         prefixes = {name.partition(".")[0] for name in state if "." in name}
         if len(prefixes) != 1 or not all("." in name for name in state):
             raise WeightsError(
-                f"{path} holds no weights that are known here: CLIP, a timm ViT, DeMo or ours; it starts "
-                f"with {shorten(list(whole), 3)}"
+                f"{path} holds no weights that are known here: CLIP, DINOv2, DINOv3, EVA-02, a timm ViT, "
+                f"DeMo or ours; it starts with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
     logger.info("%s: weights of %s%s", path, origin, "" if state is whole else ", below a common prefix")
@@ -147,39 +143,34 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
     """Fill a model for training from a file, if one is named; returns what the run keeps of its start."""
     if not path:
         return {"initial_weights": "random"}
-    # The project's own files name weights from the checkout, which may be elsewhere.
-    found = CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
+    if path == FROM_TIMM:
+        name, found = fetch(model.backbone.vit)
+    else:
+        # The project's own files name weights from the checkout, which may be elsewhere.
+        name, checked_in = path, CHECKOUT / path
+        found = checked_in if not Path(path).exists() and checked_in.is_file() else Path(path)
     load_pretrained(model, found, allow_partial=allow_partial)
-    return {"initial_weights": path, "initial_sha256": hash_file(found)}
+    return {"initial_weights": name, "initial_sha256": hash_file(found)}
 
 
 def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
     """Fill a model for training (MODEL.PRETRAIN_PATH_T).
 
-    The file may hold a backbone (CLIP's visual tower, an ImageNet ViT or DeiT) or a whole model to start
-    from. Classifiers of another number of identities keep their initial values.
+    The file may hold a trunk, as its authors or timm publish it, or a whole model to start from. Classifiers
+    of another number of identities keep their initial values.
     """
     origin, state = read_any(path, key="MODEL.PRETRAIN_PATH_T")
     if origin == "ours" and all(name.startswith(TRUNK) for name in state):
-        state = {name.removeprefix(TRUNK): tensor for name, tensor in state.items()}
+        origin, state = "vit", {name.removeprefix(TRUNK): tensor for name, tensor in state.items()}
     elif origin in ("ours", "demo"):
-        file = ModelFile(path, origin, *to_our_names(state))
-        return fill_model(model, file, allow_partial=allow_partial)
-    # Bring the entries of a backbone under timm's names.
-    report = LoadReport()
-    if origin == "clip":
-        state = _clip_tower(state, report)
-    elif "dist_token" in state and "pos_embed" in state and state["pos_embed"].dim() == 3:
-        # A distilled DeiT has a second token after the class token, which this model does not have.
-        state["pos_embed"] = torch.cat([state["pos_embed"][:, :1], state["pos_embed"][:, 2:]], dim=1)
-    # Leave its classifier out; CLIP's projection is part of the backbone.
-    keep_projection = model.backbone.is_clip
-    for name in [n for n in state if n.startswith(NOT_BACKBONE)]:
-        if not (keep_projection and name == "head.weight"):
-            report.dropped.append(f"{name} (classifier)")
-            del state[name]
-    vit, grid = model.backbone.vit, model.backbone.grid
-    return _fill(vit, state, report, path=path, grid=grid, allow_partial=allow_partial)
+        whole = ModelFile(path, origin, *to_our_names(state))
+        return fill_model(model, whole, allow_partial=allow_partial)
+    backbone = model.backbone
+    file = to_timm_names(origin, state, backbone.vit, projection=backbone.is_clip)
+    report = LoadReport(dropped=file.dropped, unexpected=file.unknown)
+    return _fill(
+        backbone.vit, file.state, report, path=path, trunk=backbone.trunk, allow_partial=allow_partial
+    )
 
 
 def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
@@ -194,17 +185,8 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    path, grid, optional = file.path, model.backbone.grid, (CLASSIFIER,)
-    return _fill(model, state, report, path=path, grid=grid, allow_partial=allow_partial, optional=optional)
-
-
-def _clip_tower(state: dict[str, Tensor], report: LoadReport) -> dict[str, Tensor]:
-    """The visual tower of a CLIP checkpoint under timm's names; the text tower is left out."""
-    visual = {name.removeprefix("visual."): t for name, t in state.items() if name.startswith("visual.")}
-    if visual:
-        report.dropped.append(f"{len(state) - len(visual)} entries of the text tower")
-    renamed, report.unexpected = rename(visual or state, CLIP_RULES)
-    return renamed
+    path, trunk, optional = file.path, model.backbone.trunk, (CLASSIFIER,)
+    return _fill(model, state, report, path=path, trunk=trunk, allow_partial=allow_partial, optional=optional)
 
 
 def _fill(
@@ -213,7 +195,7 @@ def _fill(
     report: LoadReport,
     *,
     path: str | Path,
-    grid: tuple[int, int],
+    trunk: Trunk,
     allow_partial: bool,
     optional: tuple[str, ...] = (),
 ) -> LoadReport:
@@ -231,11 +213,12 @@ def _fill(
             report.unexpected.append(name)
             continue
         found, wanted = tensor, own[name]
-        other_grid = found.shape != wanted.shape and found.shape[::2] == wanted.shape[::2]
-        if name.endswith("pos_embed") and other_grid and found.is_floating_point():
-            num_prefix = wanted.shape[1] - grid[0] * grid[1]
-            tensor = resize_position_embedding(found, grid, num_prefix=num_prefix)
-        if fault := _find_fault(name, tensor, wanted):
+        try:
+            tensor = _to_grid_of(trunk, name, found, wanted)
+            fault = _find_fault(name, tensor, wanted)
+        except WeightsError as error:
+            fault = str(error)
+        if fault:
             if not allow_partial:
                 raise WeightsError(f"{misfit}: {fault}")
             report.dropped.append(f"({fault})")
@@ -244,7 +227,8 @@ def _fill(
         if tensor.shape == found.shape:
             report.loaded.append(name)
         else:
-            report.resized.append(f"{name} {tuple(found.shape)} to {tuple(tensor.shape)}")
+            shapes = f"{tuple(found.shape)} to {tuple(tensor.shape)}"
+            report.resized.append(f"{name} {shapes}, {trunk.position_resize.words}")
     report.missing += [name for name in own if name not in accepted]
     # Judge the file as a whole.
     missing = [name for name in report.missing if not name.endswith(optional)]
@@ -261,6 +245,15 @@ def _fill(
     return report
 
 
+def _to_grid_of(trunk: Trunk, name: str, found: Tensor, wanted: Tensor) -> Tensor:
+    """An entry of the file, resized if it is a position embedding of another grid."""
+    other_grid = found.shape != wanted.shape and found.shape[::2] == wanted.shape[::2]
+    if not (name.endswith("pos_embed") and other_grid and found.is_floating_point()):
+        return found
+    num_prefix = wanted.shape[1] - trunk.grid[0] * trunk.grid[1]
+    return resize_position_embedding(found, trunk.grid, num_prefix=num_prefix, how=trunk.position_resize)
+
+
 def _find_fault(name: str, tensor: Tensor, own: Tensor) -> str:
     """Why an entry of the file does not fit the model's; floating-point numbers of any precision do."""
     if tensor.dtype != own.dtype and not (tensor.is_floating_point() and own.is_floating_point()):
@@ -271,8 +264,10 @@ def _find_fault(name: str, tensor: Tensor, own: Tensor) -> str:
     return ""
 
 
-def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1) -> Tensor:
-    """Resize a position embedding to another grid, bilinearly, as DeMo does.
+def resize_position_embedding(
+    embedding: Tensor, grid: tuple[int, int], *, num_prefix: int = 1, how: Resize = BILINEAR
+) -> Tensor:
+    """Resize a position embedding to another grid.
 
     The old grid is not in the file. It is taken to be square, or else to have the proportions of the new one,
     or else those of a person (2:1) or, for a wide grid, of a vehicle (1:2).
@@ -281,6 +276,7 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
         embedding: (1, num_prefix + rows * columns, C).
         grid: rows and columns wanted.
         num_prefix: positions in front that do not belong to patches, such as the class token's.
+        how: the kind of interpolation.
     """
     count = embedding.shape[1] - num_prefix
     for ratio in (1.0, grid[0] / grid[1], 2.0 if grid[0] > grid[1] else 0.5):
@@ -288,8 +284,15 @@ def resize_position_embedding(embedding: Tensor, grid: tuple[int, int], *, num_p
         if rows and count % rows == 0 and rows / (count // rows) == ratio:
             break
     else:
-        raise WeightsError(f"the grid of a position embedding with {count} patches cannot be told")
+        raise WeightsError(
+            f"the grid of a position embedding with {count} patches cannot be told; prefix tokens may differ"
+        )
     old = [rows, count // rows]
     return resample_abs_pos_embed(
-        embedding, list(grid), old, num_prefix_tokens=num_prefix, interpolation="bilinear", antialias=False
+        embedding,
+        list(grid),
+        old,
+        num_prefix_tokens=num_prefix,
+        interpolation=how.mode,
+        antialias=how.antialias,
     )

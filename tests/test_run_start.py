@@ -31,7 +31,7 @@ def test_a_large_backbone_without_weights_is_said_aloud_and_remembered(
     arguments = ["--config_file", str(SMALL_MODEL), *mini_settings, *DEIT, "TEST.CONTROLS", "False"]
     arguments += ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "OUTPUT_DIR", str(folder)]
     train_entry.main(arguments)
-    remark = "WARNING this run trains deit_tiny_patch16_224 from random weights"
+    remark = "WARNING this model trains deit_tiny_patch16_224 from random weights"
     log = (folder / "log.txt").read_text()
     assert log.count(remark) == 2
     before, _, after = log.partition("last epoch, all files in")

@@ -58,6 +58,11 @@ def test_the_checkpoint_alone_is_enough(
     assert alone == score(tmp_path, run / "last.pth", "--config_file", str(run / "config.yml"))
 
 
+def test_a_model_says_what_its_training_started_from(run: Path, tmp_path: Path) -> None:
+    assert load_trained(run / "last.pth").initial_weights == "random"
+    assert load_trained(change(run / "last.pth", tmp_path / "old.pth", progress=3)).initial_weights == ""
+
+
 def test_settings_that_differ_are_listed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -20,9 +20,24 @@ from errors import UserError
 
 CLIP_VIT_B16 = "ViT-B-16"
 TINY_STEM = "vit_tiny_stem_patch8"
-TIMM_NAMES = {CLIP_VIT_B16: "vit_base_patch16_clip_quickgelu_224"}
+TIMM_NAMES = {CLIP_VIT_B16: "vit_base_patch16_clip_quickgelu_224.openai"}
 CLIP_WIDTH = 512
 
+
+class Resize(NamedTuple):
+    """How a position table is brought to another grid."""
+
+    mode: str  # bilinear or bicubic
+    antialias: bool = False
+
+    @property
+    def words(self) -> str:
+        """For the log."""
+        return f"{self.mode}, antialiased" if self.antialias else self.mode
+
+
+BILINEAR = Resize("bilinear")
+"""As DeMo does it, for CLIP and ImageNet."""
 
 FAMILIES = ("vision_transformer", "deit", "eva")
 """Modules of timm whose ViTs can be a trunk."""
@@ -207,6 +222,18 @@ class Trunk:
         return self.vit.patch_embed.grid_size
 
     @property
+    def position_resize(self) -> Resize:
+        """What the authors of the trunk do with its position table at another grid; DeMo's way for the rest.
+
+        DINO and DINOv2 resize it bicubically, the trunks with registers with antialiasing. Their small offset
+        of the grid, against rounding, is left out.
+        """
+        source = getattr(self.vit, "pretrained_cfg", {})
+        if "dinov2" in source.get("architecture", ""):
+            return Resize("bicubic", antialias=self.vit.reg_token is not None)
+        return Resize("bicubic") if source.get("tag") == "dino" else BILINEAR
+
+    @property
     def seen_size(self) -> tuple[int, int]:
         """Height and width of the part of an image that the patches cover, from its upper left corner."""
         embed = self.vit.patch_embed
@@ -248,6 +275,11 @@ class RotaryTrunk(Trunk):
     Rotations are sines and cosines beside each other: (N, D), the same for all images, blocks and heads, or
     (blocks, heads, N, D) where each head of each block has its own. The prefix tokens are not rotated.
     """
+
+    @property
+    def position_resize(self) -> Resize:
+        """As the authors of EVA-02; DINOv3 has no position table."""
+        return Resize("bicubic")
 
     def embed(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         """As for every trunk."""

@@ -335,6 +335,18 @@ def test_construction_logs_once(caplog: pytest.LogCaptureFixture) -> None:
     assert all(part in message for part in ("vit_tiny_stem_patch8", "16 x 8 patches", "ori, sdtps, moe"))
 
 
+def test_construction_tells_what_of_an_image_is_not_seen_and_another_normalisation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"MODEL.TRANSFORMER_TYPE": "eva02_tiny_patch14_224", "MODEL.STRIDE_SIZE": "[14, 14]"}
+    with caplog.at_level(logging.INFO), torch.device("meta"):
+        build_small({**options, "INPUT.SIZE_TRAIN": "[64, 32]", "INPUT.SIZE_TEST": "[64, 32]"})
+    normalisation, model = (record.getMessage() for record in caplog.records)
+    assert "were trained with INPUT.PIXEL_MEAN [0.48145466, 0.4578275, 0.40821073]" in normalisation
+    assert "here they are [0.5, 0.5, 0.5]" in normalisation
+    assert "4 x 2 patches of the upper left 56 x 28 pixels" in model
+
+
 @pytest.mark.parametrize("options", [{"MODEL.SIE_CAMERA": True}, {}], ids=["cameras", "no cameras"])
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()

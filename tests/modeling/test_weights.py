@@ -132,7 +132,7 @@ def test_openai_clip_loads_with_the_text_tower_left_out(
     half = {name: tensor.half() for name, tensor in state.items()}
     report = load_pretrained(target, save(half))
     assert report.dropped == ["2 entries of the text tower"]
-    assert report.resized == ["pos_embed (1, 197, 768) to (1, 33, 768)"]
+    assert report.resized == ["pos_embed (1, 197, 768) to (1, 33, 768), bilinear"]
     assert not (report.missing + report.unexpected)
     torch.testing.assert_close(target.backbone.vit.head.weight, state["visual.proj"].T, atol=1e-3, rtol=1e-3)
     resized = resize_position_embedding(half["visual.positional_embedding"].float().unsqueeze(0), (8, 4))
@@ -187,7 +187,7 @@ def test_imagenet_vit_loads_without_its_classifier(save: Callable[..., Path]) ->
     state |= {"head.weight": torch.zeros(1000, 192), "head.bias": torch.zeros(1000)}
     report = load_pretrained(target, save({"model": state}))
     assert len(report.dropped) == 2
-    assert report.resized == ["pos_embed (1, 197, 192) to (1, 33, 192)"]
+    assert report.resized == ["pos_embed (1, 197, 192) to (1, 33, 192), bilinear"]
     assert torch.equal(
         entry(target, "backbone.vit.blocks.0.attn.qkv.weight"), state["blocks.0.attn.qkv.weight"]
     )
@@ -383,7 +383,7 @@ def test_other_image_size(save: Callable[..., Path]) -> None:
     path = save(small(sdtps="False", seed=1).state_dict())
     larger = small("INPUT.SIZE_TRAIN", "[192, 96]", "INPUT.SIZE_TEST", "[192, 96]", sdtps="False")
     report = load_model(larger, path)
-    assert report.resized == ["backbone.vit.pos_embed (1, 129, 64) to (1, 289, 64)"]
+    assert report.resized == ["backbone.vit.pos_embed (1, 129, 64) to (1, 289, 64), bilinear"]
     assert not report.missing
 
 
