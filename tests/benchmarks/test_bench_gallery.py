@@ -14,7 +14,7 @@ from errors import UserError
 def in_process(prepare: Callable[[], Any], work: Callable[[Any], object]) -> ChildRun:
     """Stands for a process of its own, which takes seconds to start."""
     work(prepare())
-    return ChildRun(seconds=0.5, growth=10**8, peak=10**9)
+    return ChildRun(seconds=0.5, cpu_seconds=0.4, growth=10**8, peak=10**9)
 
 
 def test_all_engines_in_table_and_file(
