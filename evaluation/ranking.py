@@ -65,8 +65,8 @@ class Retrieval:
         size = max(1, CHUNK_BYTES // (4 * num_gallery))
         # The items with the identity of a query are by_id[start:end], in gallery order.
         by_id = np.argsort(self.gallery_ids, kind="stable")
-        sides = ("left", "right")
-        starts, ends = (np.searchsorted(self.gallery_ids, self.query_ids, s, sorter=by_id) for s in sides)
+        starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
+        ends = np.searchsorted(self.gallery_ids, self.query_ids, "right", sorter=by_id)
         for chunk in (slice(first, first + size) for first in range(0, num_queries, size)):
             # All pairs of a query of the chunk and an item of its identity.
             counts = ends[chunk] - starts[chunk]
