@@ -54,7 +54,9 @@ def query(args: argparse.Namespace) -> None:
         raise UserError(f"there is no gallery {args.gallery}; make it with tools.search build")
     triple = Triple(args.rgb, args.ni, args.ti)
     logging.getLogger("modeling").setLevel(logging.WARNING)
-    predictor = Predictor.load(args.weights, pattern=args.pattern, pca=args.pca)
+    predictor = Predictor.load(
+        args.weights, args.overrides, config_file=args.config_file, pattern=args.pattern, pca=args.pca
+    )
     features = predictor.embed([triple])
     assert predictor.origin is not None
     model = name_model(predictor.origin.as_dict())
