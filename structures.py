@@ -190,6 +190,14 @@ class ModalTokens:
     rollout: PerModality[Tensor] | None = None
     images: PerModality[Tensor] | None = None  # normalised, each (B, 3, H, W); likewise
 
+    def on_grid(self, values: Tensor, modality: Modality) -> Tensor:
+        """Values of the patches that are left, (B, n), by patch index in the image, (B, N); 0 elsewhere."""
+        if self.slimmed is None:
+            return values
+        rows, columns = self.grid
+        empty = values.new_zeros(values.shape[0], rows * columns)
+        return empty.scatter(1, self.slimmed.of(modality).indices, values)
+
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
         """The tokens with those of `modalities` taken from `by`; both without slimming."""
 

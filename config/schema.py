@@ -95,12 +95,14 @@ NOT_LEARNED = (lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5, "MODEL.SDTPS_BETA 0.5 le
 NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL is off")
 NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
+NO_SIGNAL = (lambda cfg: not cfg.MODEL.USE_SIGNAL, "MODEL.USE_SIGNAL is off")
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
 NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
 FROM_CSV = (lambda cfg: cfg.DATASETS.NAMES == "CSV", "DATASETS.NAMES is CSV")
 NO_CSV = (lambda cfg: cfg.DATASETS.NAMES != "CSV", "DATASETS.NAMES is not CSV")
 CLIP = (lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16", "the backbone is ViT-B-16, as in DeMo")
 SOFT_MARGIN = (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on")
+SAME_FC_LR = (lambda cfg: not cfg.SOLVER.LARGE_FC_LR, "SOLVER.LARGE_FC_LR is off")
 NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
 
 FILES = "DeMo's files"
@@ -167,6 +169,22 @@ TABLE = (
         unused=(NO_SLIM,)),
     TrainKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", ABOVE_0, unused=(NO_SLIM, NO_SLIM_GUMBEL)),
 
+    Key("MODEL.USE_SIGNAL", False,
+        "[Signal](selectors.md): select patches within and across modalities, then let the globals attend to "
+        "them."),
+
+    Key("SIGNAL.TOPK", 80,
+        "Patches that each global picks in its own modality; in the other two together it picks twice as "
+        "many.",
+        between(1, MOST_PATCHES), unused=(NO_SIGNAL,)),
+    TrainKey("SIGNAL.DECISION", "published",
+        "`published`: the projections that pick across modalities never learn. `straight_through`: they do; "
+        "the features are the same.", one_of("published", "straight_through"), unused=(NO_SIGNAL,)),
+    TrainKey("SIGNAL.GAM_WEIGHT", 0.2, "Weight of the global alignment. 0: without.", FROM_0,
+        unused=(NO_SIGNAL,)),
+    TrainKey("SIGNAL.LAM_WEIGHT", 0.2, "Weight of the local alignment. 0: without.", FROM_0,
+        unused=(NO_SIGNAL,)),
+
     Key("INPUT.SIZE_TRAIN", [256, 128], "Height and width of training images.", SIZE),
     Key("INPUT.SIZE_TEST", [256, 128], "Height and width of test images. Must equal SIZE_TRAIN.", SIZE),
     TrainKey("INPUT.PROB", 0.5, "Probability of a horizontal flip.", between(0, 1)),
@@ -206,7 +224,8 @@ TABLE = (
     TrainKey("SOLVER.BACKBONE_LR", 0.0,
         "Learning rate of the backbone. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo.", FROM_0),
     TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
-    TrainKey("SOLVER.LARGE_FC_LR", False, "Twice the rate for classifiers."),
+    TrainKey("SOLVER.LARGE_FC_LR", False, "A rate of their own for classifiers: FC_LR_FACTOR × BASE_LR."),
+    TrainKey("SOLVER.FC_LR_FACTOR", 2.0, "Its factor.", ABOVE_0, unused=(SAME_FC_LR,)),
     TrainKey("SOLVER.MOMENTUM", 0.9, "Momentum of SGD.", FRACTION, unused=(NOT_SGD,)),
     TrainKey("SOLVER.WEIGHT_DECAY", 1e-4, "Weight decay of everything but biases.", FROM_0),
     TrainKey("SOLVER.WEIGHT_DECAY_BIAS", 1e-4, "Weight decay of biases.", FROM_0),

@@ -131,6 +131,47 @@ def _demo_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+def _signal_rules() -> tuple[Rule, ...]:
+    """Signal's published checkpoints."""
+    theirs, ours = "clip_vision_encoder", "backbone"
+    rules = [
+        rule._replace(theirs=f"{theirs}.base.{rule.theirs}", ours=f"{ours}.vit.{rule.ours}")
+        for rule in CLIP_RULES
+    ]
+    rules.append(Rule(f"{theirs}.cv_embed", f"{ours}.camera_embed"))
+    # Selection and interaction.
+    theirs, ours = "SIM.modal_interactive", "branches.signal.interact"
+    rules += [
+        Rule("SIM.token_selection.W_q.{entry}", "branches.signal.select.to_query.{entry}"),
+        Rule("SIM.token_selection.W_k.{entry}", "branches.signal.select.to_key.{entry}"),
+        Rule(f"{theirs}.cross_attn.{{path}}", f"{ours}.attention.{{path}}"),
+        Rule(f"{theirs}.ffn.{{layer}}.{{entry}}", f"{ours}.mlp.{{layer}}.{{entry}}"),
+        Rule(f"{theirs}.norm1.{{entry}}", f"{ours}.norm1.{{entry}}"),
+        Rule(f"{theirs}.norm2.{{entry}}", f"{ours}.norm2.{{entry}}"),
+    ]
+    # The alignment losses, and the heads.
+    rules.append(Rule("AlignM.contra_temp", "branches.signal.gam.temperature"))
+    for modality in Modality:
+        theirs, ours = f"AlignM.DAS_{modality.letter}", f"branches.signal.lam.samplers.{modality.key}"
+        rules += [
+            Rule(f"{theirs}.proj_q.{{entry}}", f"{ours}.query.{{entry}}"),
+            Rule(f"{theirs}.conv_offset.{{layer}}.{{entry}}", f"{ours}.offset.{{layer}}.{{entry}}"),
+            *_head_rules(f"_{modality.letter}", f"ori_{modality.key}"),
+        ]
+    return (*rules, *_head_rules("", "ori"), *_head_rules("_var", "signal"))
+
+
+SIGNAL_RULES = _signal_rules()
+
+UNUSED = {"SIM.token_selection.W_v.": "Signal's own code never uses it"}
+"""Beginnings of names elsewhere that have no name here, each with the reason why nothing is lost."""
+
+
+def why_unused(name: str) -> str:
+    """Why an entry without a name here can be left out; empty if it cannot."""
+    return next((reason for start, reason in UNUSED.items() if name.startswith(start)), "")
+
+
 VERSION_1 = {
     "sdtps.": "branches.sdtps.select.",
     "hdm.": "branches.moe.hdm.",

@@ -18,6 +18,7 @@ from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.branches.demo import HDM, SUBSETS, ATMoE, DeMoFusion
 from modeling.branches.original import Original
 from modeling.branches.sdtps import SDTPSBranch
+from modeling.branches.signal import SignalBranch
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
@@ -31,7 +32,13 @@ class TokenSizes:
     """What a branch has to know of the tokens that it will get."""
 
     dim: int  # C, their width
-    num_patches: int  # N, of an image; also with slimming, so that the weights of a branch stay the same
+    # Rows and columns of an image's patches; also with slimming, so that a branch keeps its weights.
+    grid: tuple[int, int]
+
+    @property
+    def num_patches(self) -> int:
+        """N."""
+        return self.grid[0] * self.grid[1]
 
 
 BranchBuilder = Callable[[CfgNode, TokenSizes], dict[str, Branch]]
@@ -64,7 +71,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
     _tell_normalisation(cfg, backbone)
     rows, columns = backbone.grid
-    sizes = TokenSizes(backbone.dim, rows * columns)
+    sizes = TokenSizes(backbone.dim, backbone.grid)
     # PIFE, and the branches that the configuration switches on.
     pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
     branches: dict[str, Branch] = {}
@@ -193,6 +200,22 @@ def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     return {"moe": DeMoFusion(hdm, atmoe, sizes.dim)}
 
 
+def _make_signal(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    if not cfg.MODEL.USE_SIGNAL:
+        return {}
+    options = cfg.SIGNAL
+    branch = SignalBranch(
+        sizes.dim,
+        sizes.grid,
+        top_k=options.TOPK,
+        straight_through=options.DECISION == "straight_through",
+        gam_weight=options.GAM_WEIGHT,
+        lam_weight=options.LAM_WEIGHT,
+    )
+    return {"signal": branch}
+
+
 register_branch("original", _make_original)
 register_branch("sdtps", _make_sdtps)
 register_branch("demo", _make_demo)
+register_branch("signal", _make_signal)

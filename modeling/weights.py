@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from modeling.backbone.trunk import BILINEAR, Resize, Trunk
 from modeling.checkpoint_file import WeightsError, find_tensors, read_content
-from modeling.checkpoint_names import DEMO_CLIP_RULES, DEMO_VIT_RULES, rename, with_current_names
+from modeling.checkpoint_names import (
+    DEMO_CLIP_RULES,
+    DEMO_VIT_RULES,
+    SIGNAL_RULES,
+    rename,
+    why_unused,
+    with_current_names,
+)
 from modeling.pretrained import FROM_TIMM, fetch, identify_trunk, to_timm_names
 from modeling.reid_model import MultiModalReID
 from weight_file import hash_file
@@ -30,6 +37,9 @@ CAMERA_EMBEDDING = "backbone.camera_embed"
 
 CLASSIFIER = "classifier.weight"
 """Ending of the entries whose shape depends on the number of identities."""
+
+WHOLE_MODELS = ("ours", "demo", "signal")
+"""Origins of files that hold more than a backbone."""
 
 
 @dataclass
@@ -56,17 +66,22 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
-    """`ours`, `demo` (or the first SDTPS prototype), the origin of a trunk (`identify_trunk`), or None."""
+    """`ours`, `demo` (or the first SDTPS prototype), `signal`, a trunk (`identify_trunk`), or None."""
     if any(name.startswith(TRUNK) for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
         return "demo"
+    if any(name.startswith("clip_vision_encoder.") for name in state):
+        return "signal"
     return identify_trunk(state)
 
 
 def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Translate the entries of a whole model, ours or DeMo's; returns also the names that no rule fits."""
-    if identify(state) != "demo":
+    """Translate the entries of a whole model, ours or another's; returns also the names that no rule fits."""
+    origin = identify(state)
+    if origin == "signal":
+        return rename(state, SIGNAL_RULES)
+    if origin != "demo":
         return with_current_names(state), []
     is_clip = "BACKBONE.base.class_embedding" in state
     return rename(state, DEMO_CLIP_RULES if is_clip else DEMO_VIT_RULES)
@@ -83,7 +98,7 @@ class ModelFile:
     """A whole model in a file."""
 
     path: str | Path
-    origin: str  # `ours` or `demo`
+    origin: str  # one of `WHOLE_MODELS`
     state: dict[str, Tensor]  # the entries, under our names
     unknown: list[str]  # the names of entries that have no name here
     content: Any = None  # all that the file holds
@@ -121,7 +136,7 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
         if len(prefixes) != 1 or not all("." in name for name in state):
             raise WeightsError(
                 f"{path} holds no weights that are known here: CLIP, DINOv2, DINOv3, EVA-02, a timm ViT, "
-                f"DeMo or ours; it starts with {shorten(list(whole), 3)}"
+                f"DeMo, Signal or ours; it starts with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
     logger.info("%s: weights of %s%s", path, origin, "" if state is whole else ", below a common prefix")
@@ -129,10 +144,10 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
 
 
 def read_model(path: str | Path) -> ModelFile:
-    """Read a whole model (TEST.WEIGHT): a checkpoint of ours, of DeMo or of the first SDTPS prototype."""
+    """Read a whole model (TEST.WEIGHT): of ours, of DeMo, of the first SDTPS prototype or of Signal."""
     content = read_content(path, key="TEST.WEIGHT")
     origin, state = recognise(find_tensors(content, path), path)
-    if origin not in ("ours", "demo"):
+    if origin not in WHOLE_MODELS:
         raise WeightsError(
             f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
         )
@@ -162,7 +177,7 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     origin, state = read_any(path, key="MODEL.PRETRAIN_PATH_T")
     if origin == "ours" and all(name.startswith(TRUNK) for name in state):
         origin, state = "vit", {name.removeprefix(TRUNK): tensor for name, tensor in state.items()}
-    elif origin in ("ours", "demo"):
+    elif origin in WHOLE_MODELS:
         whole = ModelFile(path, origin, *to_our_names(state))
         return fill_model(model, whole, allow_partial=allow_partial)
     backbone = model.backbone
@@ -179,7 +194,10 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
     Classifiers of another number of identities are left out: testing does not use them. More missing or any
     unexpected entry is an error, unless `allow_partial`.
     """
-    report = LoadReport(unexpected=list(file.unknown))
+    report = LoadReport()
+    for name in file.unknown:
+        reason = why_unused(name)
+        (report.dropped if reason else report.unexpected).append(f"{name} ({reason})" if reason else name)
     state, own = dict(file.state), model.state_dict()
     for name in [n for n in state if n.endswith(CLASSIFIER) and n in own]:
         if state[name].shape != own[name].shape:

@@ -44,6 +44,7 @@ def make_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         weight_decay=cfg.SOLVER.WEIGHT_DECAY,
         weight_decay_bias=cfg.SOLVER.WEIGHT_DECAY_BIAS,
         large_fc_lr=cfg.SOLVER.LARGE_FC_LR,
+        fc_lr_factor=cfg.SOLVER.FC_LR_FACTOR,
     )
     return build_optimizer(cfg.SOLVER.OPTIMIZER_NAME, groups, momentum=cfg.SOLVER.MOMENTUM)
 

@@ -24,12 +24,13 @@ def parameter_groups(
     weight_decay: float,
     weight_decay_bias: float,
     large_fc_lr: bool,
+    fc_lr_factor: float = 2.0,
 ) -> list[dict[str, Any]]:
     """Sort the trainable parameters into groups of one learning rate and weight decay each.
 
     The backbone learns at `backbone_lr`, biases and all. Elsewhere weights learn at `base_lr`, biases at
-    `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at twice `base_lr`. Biases have a weight
-    decay of their own everywhere. Frozen parameters are left out. The names of the parameters decide.
+    `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at `fc_lr_factor * base_lr`. Biases have a
+    weight decay of their own everywhere. Frozen parameters are left out. The names of the parameters decide.
 
     Returns:
         Groups with `name`, `params`, `lr` and `weight_decay`, in the order of their first parameter.
@@ -44,7 +45,7 @@ def parameter_groups(
         if name.startswith(BACKBONE_PREFIX):
             kind, lr = "backbone", backbone_lr
         elif large_fc_lr and "classifier" in name:
-            kind, lr = "classifiers", 2 * base_lr
+            kind, lr = "classifiers", fc_lr_factor * base_lr
         else:
             kind, lr = "heads", base_lr * bias_lr_factor if is_bias else base_lr
         kind = f"{kind} bias" if is_bias else kind

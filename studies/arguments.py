@@ -67,10 +67,18 @@ def _slim(parser: Parser) -> None:
     )
 
 
+def _leaderboard(parser: Parser) -> None:
+    parser.add_argument("studies", nargs="*", type=Path, metavar="STUDY", help="folders of finished studies")
+    parser.add_argument(
+        "--page", type=output_path, metavar="FILE.md", default=Path("docs/leaderboard.md"), help="the page"
+    )
+
+
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "run": ("train the variants of a study with several seeds, or continue, and compare them", _run),
     "compare": ("make the tables from the finished runs of a study, or from two runs", _compare),
     "gap": ("compare the difference between two variants in one study with that in another", _gap),
+    "leaderboard": ("write the page of scores measured here, and of published ones", _leaderboard),
     "missing": ("evaluate the runs of a study without some modalities", _finished_study),
     "power": ("say how large a difference between variants a study can find", _power),
     "shift": ("shift the test images of a study, to see whether the kept patches follow", _finished_study),
@@ -81,7 +89,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command, and the arguments of that command."""
     words = sys.argv[1:] if argv is None else list(argv)
-    listed = "\n".join(f"  {name:<9} {what}" for name, (what, _) in COMMANDS.items())
+    listed = "\n".join(f"  {name:<12} {what}" for name, (what, _) in COMMANDS.items())
     parser = Parser(
         "python -m studies",
         description="Compare variants over several seeds; docs/results.md explains how.",

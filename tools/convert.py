@@ -1,8 +1,8 @@
 """Translate a checkpoint: `python -m tools.convert IN OUT --to demo|ours|safetensors|trunk`.
 
-IN may be a whole model of ours, of DeMo or of the first SDTPS prototype. `demo` writes a plain state dict
-that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that format,
-`trunk` the same of the backbone alone, to start other models from (MODEL.PRETRAIN_PATH_T).
+IN may be a whole model of ours, of DeMo, of the first SDTPS prototype or of Signal. `demo` writes a plain
+state dict that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that
+format, `trunk` the same of the backbone alone, to start other models from (MODEL.PRETRAIN_PATH_T).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from engine.command import run_command
 from engine.files import check_destination, save_bytes, write_atomically
 from engine.runtime import setup_log
 from modeling.checkpoint_file import WeightsError
-from modeling.weights import read_any, shorten, to_demo_names, to_our_names, trunk_entries
+from modeling.checkpoint_names import why_unused
+from modeling.weights import WHOLE_MODELS, read_any, shorten, to_demo_names, to_our_names, trunk_entries
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +62,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_log()
     check_destination(args.output)
     origin, state = read_any(args.input)
-    if origin not in ("ours", "demo"):
+    if origin not in WHOLE_MODELS:
         raise WeightsError(f"{args.input} holds a backbone, not a whole model; there is nothing to translate")
     state, unknown = to_our_names(state)
+    for name in [name for name in unknown if why_unused(name)]:
+        logger.info("left out: %s (%s)", name, why_unused(name))
+        unknown.remove(name)
     if unknown:
         raise WeightsError(f"{len(unknown)} entries of {args.input} have no name here: {shorten(unknown)}")
     WRITERS[args.to](state, args.output)

@@ -49,14 +49,6 @@ class SDTPSBranch(Branch):
 def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta: float) -> Selection:
     """What was decided, by patch index in the image; patches that slimming dropped have score 0."""
 
-    def on_grid(values: Tensor, modality: Modality) -> Tensor:
-        if tokens.slimmed is None:
-            return values.detach()
-        rows, columns = tokens.grid
-        indices = tokens.slimmed.of(modality).indices
-        empty = values.detach().new_zeros(values.shape[0], rows * columns)
-        return empty.scatter(1, indices, values.detach())
-
     def kept(modality: Modality) -> Tensor:
         chosen = results.of(modality).kept
         return chosen if tokens.slimmed is None else tokens.slimmed.of(modality).indices.gather(1, chosen)
@@ -66,13 +58,15 @@ def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta:
         rows = results.of(modality).sources.unbind(dim=1)
         shares = {"learned": 1 - 2 * beta, "own": 2 * beta, **dict.fromkeys(others, beta)}
         names = list(shares)[: len(rows)]  # none for a control
-        return {n: on_grid(row, modality) for n, row in zip(names, rows, strict=True) if shares[n]}
+        return {
+            n: tokens.on_grid(row.detach(), modality) for n, row in zip(names, rows, strict=True) if shares[n]
+        }
 
     # A control that aggregates nothing has no weights.
     weights = [result.weights.detach() for result in results if result.weights is not None]
     return Selection(
         kept=PerModality.build(kept),
-        scores=PerModality.build(lambda m: on_grid(results.of(m).scores, m)),
+        scores=PerModality.build(lambda m: tokens.on_grid(results.of(m).scores.detach(), m)),
         grid=tokens.grid,
         sources=PerModality.build(sources),
         weights=PerModality(*weights) if weights else None,

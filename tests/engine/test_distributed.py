@@ -80,6 +80,7 @@ def settings(mini_settings: list[str]) -> list[str]:
     """
     rates = ["SOLVER.OPTIMIZER_NAME", "Adam", "SOLVER.BASE_LR", "3.5e-4", "SOLVER.BACKBONE_LR", "5e-6"]
     parts = ["MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "2", "MODEL.SIE_CAMERA", "True"]
+    parts += ["MODEL.USE_SIGNAL", "True", "SIGNAL.DECISION", "straight_through"]
     length = ["SOLVER.MAX_EPOCHS", "7", "TEST.CONTROLS", "False", "SOLVER.EVAL_PERIOD", "7"]
     return ["--config_file", str(SMALL_MODEL), *mini_settings, *rates, *parts, *length]
 

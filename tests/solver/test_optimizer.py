@@ -71,6 +71,8 @@ def test_large_fc_lr_doubles_the_rate_of_classifiers_only() -> None:
     before, after = settings_by_name(ToyModel()), settings_by_name(ToyModel(), large_fc_lr=True)
     changed = {name: after[name] for name in before if before[name] != after[name]}
     assert changed == {"heads.ori.classifier.weight": (2e-3, 0.1)}
+    factor = settings_by_name(ToyModel(), large_fc_lr=True, fc_lr_factor=100.0)
+    assert factor == {**before, "heads.ori.classifier.weight": (0.1, 0.1)}
 
 
 @pytest.mark.parametrize("large_fc_lr", [False, True])
