@@ -139,7 +139,8 @@ def count_words(page: Path) -> int:
 
 
 def test_all_pages_together_stay_short() -> None:
-    assert sum(map(count_words, ROOT.glob("docs/*.md"))) <= 17_700
+    pages = [page for page in ROOT.glob("docs/*.md") if page.name != "leaderboard.md"]  # a command's table
+    assert sum(map(count_words, pages)) <= 17_700
     assert count_words(ROOT / "README.md") <= 1200
 
 
