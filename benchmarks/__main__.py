@@ -18,8 +18,10 @@ from errors import UserError
 logger = logging.getLogger(__name__)
 
 ROWS: dict[str, Callable[[Sizes], Row]] = {
-    "ranking": rows_ranking.ranking,
-    "scene": rows_ranking.scene,
+    "ranking_rgbnt201": rows_ranking.ranking_rgbnt201,
+    "ranking_msvr310": rows_ranking.ranking_msvr310,
+    "ranking_rgbnt100": rows_ranking.ranking_rgbnt100,
+    "ranking_large": rows_ranking.ranking_large,
     "reranking": rows_ranking.reranking,
     "million": rows_ranking.million,
     "evaluation": rows_model.evaluation,

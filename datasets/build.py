@@ -154,9 +154,9 @@ def build_test_data(
     )
 
 
-def read_splits(cfg: CfgNode, *, test_only: bool = False) -> tuple[Splits, str]:
+def read_splits(cfg: CfgNode, *, test_only: bool = False, may_draw: bool = True) -> tuple[Splits, str]:
     """The records of the data set that `cfg.DATASETS` names, some held out, and its protocol."""
-    source, folder = _find_data(cfg)
+    source, folder = _find_data(cfg, may_draw=may_draw)
     read = _read(cfg, source, folder, test_only=test_only)
     return (read if test_only else _hold_out(cfg, source, read)), source.protocol
 
@@ -319,15 +319,15 @@ def scan_data(cfg: CfgNode) -> Scan:
     return source.scan(folder)
 
 
-def _find_data(cfg: CfgNode) -> tuple[DataSource, Path]:
-    """The data set that `cfg.DATASETS` names, and its folder or list; one that is drawn is drawn first."""
+def _find_data(cfg: CfgNode, *, may_draw: bool = True) -> tuple[DataSource, Path]:
+    """The data set that `cfg.DATASETS` names, and its folder or list; a synthetic one may be drawn first."""
     name, root = cfg.DATASETS.NAMES, Path(cfg.DATASETS.ROOT_DIR)
     if name not in SOURCES:
         raise DatasetError(
             f"unknown data set {name!r} in DATASETS.NAMES; choose from {', '.join(sorted(SOURCES))}"
         )
     source, folder = _locate(cfg)
-    if source.draw is not None:
+    if source.draw is not None and (may_draw or os.path.isdir(folder)):
         return source, source.draw(root)
     # Unlike Path.is_dir, os.path.isdir is False for a name that cannot exist.
     if not source.is_list and not os.path.isdir(folder):

@@ -38,11 +38,15 @@ def nearest(retrieval: Retrieval, top: int) -> RankLists:
         positives=np.full(num_queries, -1),
         positive_distances=np.full(num_queries, np.nan),
     )
-    for query, (distances, positives, ranks) in enumerate(retrieval.ranked_queries()):
-        items = nearest_indices(distances, top)
-        lists.items[query, : len(items)] = items
-        lists.distances[query, : len(items)] = retrieval.distances.between(query, items)
-        if len(positives):
-            lists.positive_ranks[query], lists.positives[query] = ranks[0], positives[0]
-            lists.positive_distances[query] = retrieval.distances.between(query, positives[:1])[0]
+    query = 0
+    for chunk in retrieval.ranked_chunks():
+        for distances, start, end in zip(chunk.distances, chunk.bounds[:-1], chunk.bounds[1:], strict=True):
+            items = nearest_indices(distances, top)
+            lists.items[query, : len(items)] = items
+            lists.distances[query, : len(items)] = retrieval.distances.between(query, items)
+            if end > start:
+                positive = chunk.positives[start]
+                lists.positive_ranks[query], lists.positives[query] = chunk.ranks[start], positive
+                lists.positive_distances[query] = retrieval.distances.between(query, positive[None])[0]
+            query += 1
     return lists

@@ -13,16 +13,16 @@ from evaluation.distances import GivenDistances, SquaredEuclidean
 from structures import RankingMetrics
 
 MAX_RANK = 50  # length of the CMC curve; a smaller gallery shortens it
-CHUNK_SIZE = 1024  # queries at once, unless CHUNK_BYTES asks for fewer
 CHUNK_BYTES = 2**28  # of the distances that are held at once
 
 
-class RankedQuery(NamedTuple):
-    """One query and its P positives, nearest first."""
+class RankedChunk(NamedTuple):
+    """Some queries, and their positives: P in all, query by query, the nearest first."""
 
-    distances: np.ndarray  # (G,) to the gallery items; infinite where an item is dropped
+    distances: np.ndarray  # (Q', G) to the gallery items; infinite where an item is dropped
     positives: np.ndarray  # (P,) their indices in the gallery
-    ranks: np.ndarray  # (P,) from 1, ascending
+    ranks: np.ndarray  # (P,) from 1, ascending for each query
+    bounds: np.ndarray  # (Q' + 1,) the positives of query i are those from bounds[i] to bounds[i + 1]
 
 
 @dataclass(frozen=True)
@@ -59,46 +59,68 @@ class Retrieval:
             gallery_groups=self.gallery_groups[items],
         )
 
-    def ranked_queries(self) -> Iterator[RankedQuery]:
-        """Each query in turn; the distances of at most `CHUNK_SIZE` queries are held at once."""
+    def ranked_chunks(self) -> Iterator[RankedChunk]:
+        """All queries, some at a time: at most `CHUNK_BYTES` of distances are held at once."""
         num_queries, num_gallery = self.distances.shape
-        chunk_size = max(1, min(CHUNK_SIZE, CHUNK_BYTES // (4 * num_gallery)))
+        size = max(1, CHUNK_BYTES // (4 * num_gallery))
         # The items with the identity of a query are by_id[start:end], in gallery order.
         by_id = np.argsort(self.gallery_ids, kind="stable")
         starts = np.searchsorted(self.gallery_ids, self.query_ids, "left", sorter=by_id)
         ends = np.searchsorted(self.gallery_ids, self.query_ids, "right", sorter=by_id)
-        for first in range(0, num_queries, chunk_size):
-            rows = self.distances.of(slice(first, first + chunk_size))
-            for query, distances in enumerate(rows, first):
-                same_id = by_id[starts[query] : ends[query]]
-                dropped = self.gallery_groups[same_id] == self.query_groups[query]
-                distances[same_id[dropped]] = np.inf
-                yield RankedQuery(distances, *rank_positives(distances, same_id[~dropped]))
+        for chunk in (slice(first, first + size) for first in range(0, num_queries, size)):
+            # All pairs of a query of the chunk and an item of its identity.
+            counts = ends[chunk] - starts[chunk]
+            queries = np.repeat(np.arange(len(counts)), counts)
+            offsets = np.repeat(starts[chunk] - np.cumsum(counts) + counts, counts)
+            items = by_id[offsets + np.arange(len(offsets))]
+            # Those of the same group are dropped, the others are the positives.
+            distances = self.distances.of(chunk)
+            dropped = self.gallery_groups[items] == self.query_groups[chunk][queries]
+            distances[queries[dropped], items[dropped]] = np.inf
+            yield rank_positives(distances, queries[~dropped], items[~dropped])
 
 
-def rank_positives(distances: np.ndarray, positives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positives (P,), nearest first, and their ranks by a stable sort of the distances (G,), from 1.
+def rank_positives(distances: np.ndarray, queries: np.ndarray, items: np.ndarray) -> RankedChunk:
+    """Rank the positives as a stable sort of each row of the distances (Q', G) would, but faster.
 
-    Sorting the values and searching the positives among them is several times faster than sorting indices.
+    Args:
+        distances: of the queries to all gallery items.
+        queries: (P,) the query of each positive, ascending.
+        items: (P,) its index in the gallery, ascending for each query.
     """
-    positives = positives[np.argsort(distances[positives], kind="stable")]
-    wanted, ascending = distances[positives], np.sort(distances)
-    nearer, not_farther = ascending.searchsorted(wanted), ascending.searchsorted(wanted, "right")
-    if (not_farther > nearer + 1).any():  # a positive ties with another item, and the index decides
-        nearer = np.flatnonzero(np.isin(np.argsort(distances, kind="stable"), positives))
-    return positives, nearer + 1
+    # The positives of each query, nearest first; of equal ones the first in the gallery.
+    wanted = distances[queries, items]
+    order = np.lexsort((wanted, queries))
+    items, wanted = items[order], wanted[order]
+    bounds = np.searchsorted(queries, np.arange(len(distances) + 1))
+    # How many items are nearer, among those not farther than the last positive.
+    nearer, not_farther = np.empty((2, len(items)), dtype=np.int64)
+    for row, start, end in zip(distances, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        if start < end:
+            ascending = row[row <= wanted[end - 1]]
+            ascending.sort()
+            nearer[start:end] = ascending.searchsorted(wanted[start:end])
+            not_farther[start:end] = ascending.searchsorted(wanted[start:end], "right")
+    for query in np.unique(queries[not_farther > nearer + 1]):  # another is as near, and the index decides
+        own = slice(bounds[query], bounds[query + 1])
+        nearer[own] = np.flatnonzero(np.isin(np.argsort(distances[query], kind="stable"), items[own]))
+    return RankedChunk(distances, items, nearer + 1, bounds)
 
 
 def score_queries(retrieval: Retrieval) -> RankingMetrics:
     """Rank the gallery for every query, and score the rankings; a query without a positive is skipped."""
     num_queries, num_gallery = retrieval.distances.shape
     average_precisions, penalties = np.full((2, num_queries), np.nan)
-    first_hits = np.zeros(num_queries, dtype=np.int64)
-    for query, (_, positives, ranks) in enumerate(retrieval.ranked_queries()):
-        if len(positives):
-            average_precisions[query] = np.mean(np.arange(1, len(ranks) + 1) / ranks)
-            penalties[query] = len(ranks) / ranks[-1]
-            first_hits[query] = ranks[0]
+    first_hits, first = np.zeros(num_queries, dtype=np.int64), 0
+    for _, _, ranks, bounds in retrieval.ranked_chunks():
+        counts = np.diff(bounds)
+        scored = np.flatnonzero(counts)
+        starts, counts = bounds[scored], counts[scored]
+        found = np.arange(1, len(ranks) + 1) - np.repeat(starts, counts)  # positives so far
+        average_precisions[first + scored] = np.add.reduceat(found / ranks, starts) / counts
+        penalties[first + scored] = counts / ranks[starts + counts - 1]
+        first_hits[first + scored] = ranks[starts]
+        first += len(bounds) - 1
     return RankingMetrics(average_precisions, penalties, first_hits, min(MAX_RANK, num_gallery))
 
 

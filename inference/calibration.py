@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,18 +16,24 @@ from inference.origin import Origin
 FEWEST = 10
 """False matches that a rate must let expect, so that it can be measured."""
 CURVE = 200  # points
-CHUNK = 1024  # triples whose distances are held at once
+CHUNK = 2**22  # distances that are held at once
+BINS = 2**20  # in which distances are counted, from 0 to 2
+WIDTH = 2 / BINS  # of a bin: a power of 2, so that its edges are exact in float32
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 
 
 class Pairs(NamedTuple):
-    """The distances of all pairs across groups, and the identities that they are of, counted from 0."""
+    """Some pairs of triples, and the identities that they are of, counted from 0."""
 
-    same: np.ndarray  # (P,) distances between triples of one identity
-    same_ids: np.ndarray  # (P,)
-    other: np.ndarray  # (M,) distances between triples of two identities
-    other_ids: np.ndarray  # (M, 2)
+    distances: np.ndarray  # (P,)
+    first: np.ndarray  # (P,)
+    second: np.ndarray  # (P,)
+
+    @property
+    def same(self) -> np.ndarray:
+        """(P,) whether both triples are of one identity."""
+        return np.asarray(self.first == self.second)
 
 
 @dataclass(frozen=True)
@@ -45,36 +51,55 @@ class Calibration:
     curve: Mapping[str, list[float]]  # by growing threshold
 
 
-def pair_up(features: np.ndarray, ids: np.ndarray, groups: np.ndarray) -> Pairs:
-    """The pairs of triples (n, D) from different groups (cameras, or scenes), each pair once."""
-    _, numbers = np.unique(ids, return_inverse=True)
-    parts = list(_pair_chunks(features, numbers, groups))
-    distances, first, second = map(np.concatenate, zip(*parts, strict=True))
-    is_same = first == second
-    others = np.stack([first[~is_same], second[~is_same]], axis=1)
-    return Pairs(distances[is_same], first[is_same], distances[~is_same], others)
+class PairsAcross(NamedTuple):
+    """The pairs of triples from different groups (cameras, or scenes), each pair once, some at a time."""
+
+    features: np.ndarray  # (n, D), of length 1
+    numbers: np.ndarray  # (n,) identities, counted from 0
+    groups: np.ndarray  # (n,)
+
+    @classmethod
+    def of(cls, features: np.ndarray, ids: np.ndarray, groups: np.ndarray) -> PairsAcross:
+        """Of triples of any identities."""
+        return cls(features, np.unique(ids, return_inverse=True)[1], groups)
+
+    def chunks(self) -> Iterator[Pairs]:
+        """The pairs of some triples with all later ones; they are computed again each time."""
+        size = max(1, CHUNK // len(self.features))
+        for start in range(0, len(self.features), size):
+            rows, later = self.features[start : start + size], self.features[start:]
+            # The descriptors have length 1; float64 keeps the digits of small distances.
+            squares = 2 - 2 * (rows.astype(np.float64) @ later.T.astype(np.float64))
+            is_pair = self.groups[start : start + size, None] != self.groups[None, start:]
+            is_pair &= np.arange(len(rows))[:, None] < np.arange(len(later))[None]
+            row, column = np.nonzero(is_pair)
+            distances = np.sqrt(np.maximum(squares[row, column], 0)).astype(np.float32)
+            yield Pairs(distances, self.numbers[start + row], self.numbers[start + column])
 
 
-def _pair_chunks(
-    features: np.ndarray, numbers: np.ndarray, groups: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Distances and the two identities of the pairs of some rows with all later rows."""
-    for start in range(0, len(features), CHUNK):
-        rows = features[start : start + CHUNK]
-        # The descriptors have length 1; float64 keeps the digits of small distances.
-        squares = 2 - 2 * (rows.astype(np.float64) @ features[start:].T.astype(np.float64))
-        is_pair = groups[start : start + CHUNK, None] != groups[None, start:]
-        is_pair &= np.arange(len(rows))[:, None] < np.arange(len(features) - start)[None]
-        row, column = np.nonzero(is_pair)
-        distances = np.sqrt(np.maximum(squares[row, column], 0)).astype(np.float32)
-        yield distances, numbers[start + row].astype(np.int32), numbers[start + column].astype(np.int32)
+class PairSource(Protocol):
+    """What gives pairs, as often as it is asked."""
+
+    def chunks(self) -> Iterator[Pairs]:
+        """All pairs, some at a time."""
 
 
-def calibrate(pairs: Pairs, rate: float) -> Calibration:
-    """The largest threshold at which at most the share `rate` of the pairs of different people match."""
-    # Are there enough pairs to measure such a rate?
-    count = len(pairs.other)
-    if not len(pairs.same):
+def calibrate(pairs: PairSource, rate: float) -> Calibration:
+    """The largest threshold at which at most the share `rate` of the pairs of different people match.
+
+    It is found to 2e-6. Memory does not grow with the number of pairs, but with that of identities squared.
+    """
+    # How many pairs there are at each distance.
+    positives, negatives = np.zeros((2, BINS), dtype=np.int64)
+    size = 0
+    for part in pairs.chunks():
+        bins, same = np.minimum((part.distances / WIDTH).astype(np.int64), BINS - 1), part.same
+        positives += np.bincount(bins[same], minlength=BINS)
+        negatives += np.bincount(bins[~same], minlength=BINS)
+        size = max(size, 1 + int(part.first.max(initial=-1)), 1 + int(part.second.max(initial=-1)))
+    count, own_count = int(negatives.sum()), int(positives.sum())
+    # Are there enough to measure such a rate?
+    if not own_count:
         raise UserError("no two triples of one person are from different cameras; nothing can be calibrated")
     if rate * count < FEWEST:
         raise UserError(
@@ -82,53 +107,58 @@ def calibrate(pairs: Pairs, rate: float) -> Calibration:
             f"{rate * count:.1f} false matches, and {FEWEST} are needed; choose "
             f"{FEWEST / max(count, 1):.1e} or more, or hold out more identities (DATASETS.VAL_IDS)"
         )
-    # Just below the first negative that must not match.
-    negatives, positives = np.sort(pairs.other), np.sort(pairs.same)
-    threshold = float(np.nextafter(negatives[int(rate * count)], np.float32(-1)))
-    if threshold < 0:
+    # The bins that may match, and the largest number in the last of them.
+    matched, own_matched = negatives.cumsum(), positives.cumsum()
+    num_bins = int(np.searchsorted(matched, rate * count, "right"))
+    if not num_bins:
         raise UserError("the descriptors of different people are equal; the model has not learnt anything")
+    threshold = float(np.nextafter(np.float32(num_bins * WIDTH), np.float32(-1)))
     # The curve, at distances evenly spread over the ranks of both kinds of pairs.
     shares = np.linspace(0, 1, CURVE // 2)
-    points = np.unique([np.quantile(negatives, shares), np.quantile(positives, shares)])
+    points = np.unique(
+        [np.searchsorted(sums, np.ceil(shares * sums[-1]).clip(1)) for sums in (matched, own_matched)]
+    )
     curve = {
-        "threshold": points.tolist(),
-        "false_match_rate": (np.searchsorted(negatives, points, "right") / count).tolist(),
-        "false_non_match_rate": (1 - np.searchsorted(positives, points, "right") / len(positives)).tolist(),
+        "threshold": (WIDTH * (points + 1)).tolist(),
+        "false_match_rate": (matched[points] / count).tolist(),
+        "false_non_match_rate": (1 - own_matched[points] / own_count).tolist(),
     }
-    matches, misses = pairs.other <= threshold, pairs.same > threshold
-    false_matches, false_non_matches = _resample(pairs, matches, misses)
+    false_matches, false_non_matches = _resample(pairs, threshold, size)
     return Calibration(
         threshold=threshold,
-        false_match_rate=float(matches.mean()),
+        false_match_rate=float(matched[num_bins - 1] / count),
         false_match_interval=false_matches,
-        false_non_match_rate=float(misses.mean()),
+        false_non_match_rate=float(1 - own_matched[num_bins - 1] / own_count),
         false_non_match_interval=false_non_matches,
         pairs_of_different_people=count,
-        pairs_of_one_person=len(pairs.same),
-        identities=1 + int(pairs.other_ids.max()),
+        pairs_of_one_person=own_count,
+        identities=size,
         curve=curve,
     )
 
 
 def _resample(
-    pairs: Pairs, matches: np.ndarray, misses: np.ndarray
+    pairs: PairSource, threshold: float, size: int
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """Intervals of both rates at a fixed threshold, by drawing identities with replacement.
 
     Pairs share triples, so that they are not independent; identities are. A pair of identities that were
     drawn m and n times counts m n times.
     """
-    size = 1 + int(pairs.other_ids.max())
-    cells = pairs.other_ids[:, 0].astype(np.int64) * size + pairs.other_ids[:, 1]
-    all_pairs, found = (
-        np.bincount(cells, weights, size * size).reshape(size, size) for weights in (None, matches)
-    )
-    own_pairs, missed = (np.bincount(pairs.same_ids, weights, size) for weights in (None, misses))
+    # Pairs, and those that match, of each identity with each; the diagonal are those of one person.
+    total, matched = np.zeros((2, size, size))
+    for part in pairs.chunks():
+        cells = part.first.astype(np.int64) * size + part.second
+        for counts, chosen in ((total, cells), (matched, cells[part.distances <= threshold])):
+            counts += np.bincount(chosen, minlength=size * size).reshape(size, size)
+    own_pairs, own_matched = total.diagonal().copy(), matched.diagonal().copy()
+    np.fill_diagonal(total, 0)
+    np.fill_diagonal(matched, 0)
     rng = np.random.default_rng(0)
     draws = rng.multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
     with np.errstate(invalid="ignore"):  # a draw without any pair
-        of_others = ((draws @ found) * draws).sum(axis=1) / ((draws @ all_pairs) * draws).sum(axis=1)
-        of_same = draws @ missed / (draws @ own_pairs)
+        of_others = ((draws @ matched) * draws).sum(axis=1) / ((draws @ total) * draws).sum(axis=1)
+        of_same = draws @ (own_pairs - own_matched) / (draws @ own_pairs)
     ends = (1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2
     (low, high), (own_low, own_high) = (
         np.nanquantile(rates, ends).tolist() for rates in (of_others, of_same)

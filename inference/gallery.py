@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -69,6 +70,13 @@ class Engine(Protocol):
     def next_row(self) -> int:
         """The row of the next entry."""
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether filling was interrupted."""
+
+    def mark_unfinished(self, unfinished: bool) -> None:
+        """Set or remove the mark of a gallery that is being filled."""
+
     def __len__(self) -> int: ...
 
     def add(self, entries: Entries) -> None:
@@ -90,10 +98,10 @@ class Engine(Protocol):
         """
 
     def fetch(self, rows: np.ndarray) -> Entries:
-        """The entries of these rows, which are ascending and all there."""
+        """The entries of those rows, which are ascending, that are there."""
 
     def save(self, path: Path | None) -> None:
-        """Make everything durable and fit for quick search."""
+        """Make search quick, if there are many entries; with a path, write a copy there."""
 
     def close(self) -> None:
         """Let go of files and connections."""
@@ -114,33 +122,23 @@ class Matches:
 
 
 class Gallery:
-    """Vectors to search, in memory, in a file (FAISS), or in Milvus; the calls and the results are the same.
+    """Vectors to search, in a file (FAISS), or in Milvus; the calls and the results are the same.
 
     Several threads may search at once; whoever adds, removes or saves must be alone.
     """
 
-    def __init__(
-        self, *, exact_below: int = 100_000, target_recall: float = 0.99, engine: Engine | None = None
-    ) -> None:
-        """Make an empty gallery in memory, which `save` writes to a file.
-
-        Args:
-            exact_below: with fewer entries, every search compares all of them; from here on `save` builds an
-                index that looks at a part.
-            target_recall: the share of the 10 nearest that the index has to find, measured when it is built;
-                if none does, search stays exact, and the log says so.
-            engine: what holds the vectors; `open` and `load` choose it.
-        """
+    def __init__(self, engine: Engine | None = None) -> None:
+        """Take what holds the vectors; without it, make a temporary gallery, which `save` copies."""
         if engine is None:
             from inference.gallery_faiss import FaissEngine
 
-            engine = FaissEngine(exact_below=exact_below, target_recall=target_recall)
-        self._engine: Engine = engine
+            engine = FaissEngine()
+        self._engine = engine
 
     @classmethod
     def open(
         cls,
-        address: str | os.PathLike[str],
+        address: str | os.PathLike[str] | None,
         *,
         model: str = "",
         exact_below: int = 100_000,
@@ -150,44 +148,42 @@ class Gallery:
 
         Args:
             address: a file for FAISS, such as `people.gallery`; a name that ends in `.db` for Milvus Lite;
-                `http://host:19530` for a Milvus cluster.
+                `http://host:19530` for a Milvus cluster; None for a temporary file of FAISS.
             model: names the model that made the features, for instance by its hash; a gallery of another
                 model is refused.
-            exact_below: as for the class; FAISS only.
-            target_recall: as for the class; FAISS only.
+            exact_below: FAISS only: with fewer entries, every search compares all of them; from here on
+                `save` builds an index that looks at a part.
+            target_recall: FAISS only: the share of the 10 nearest that the index has to find, measured when
+                it is built; if none does, search stays exact, and the log says so.
         """
-        if is_milvus(address):
+        if address is not None and is_milvus(address):
             from inference.gallery_milvus import MilvusEngine
 
-            return cls(engine=MilvusEngine(str(address), model))
+            return cls(MilvusEngine(str(address), model))._checked(address)
         from inference.gallery_faiss import FaissEngine
 
-        sizes = {"exact_below": exact_below, "target_recall": target_recall}
-        return cls(engine=FaissEngine.open(Path(address), model, **sizes))  # type: ignore[arg-type]
+        path = None if address is None else Path(address)
+        engine = FaissEngine(path, model=model, exact_below=exact_below, target_recall=target_recall)
+        return cls(engine)._checked(address)
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        model: str = "",
-        exact_below: int = 100_000,
-        target_recall: float = 0.99,
-    ) -> Gallery:
-        """Read a file of FAISS to search it; several processes may. Changes stay in memory until `save`.
-
-        Args:
-            path: the file.
-            model: as for `open`.
-            exact_below: as for the class.
-            target_recall: as for the class.
-        """
+    def load(cls, path: str | os.PathLike[str], *, model: str = "") -> Gallery:
+        """Open a file of FAISS to search it only; several processes may. `model` is as for `open`."""
         if is_milvus(path):
             raise UserError(f"{path} is a Milvus gallery, which is not loaded; use Gallery.open")
         from inference.gallery_faiss import FaissEngine
 
-        sizes = {"exact_below": exact_below, "target_recall": target_recall}
-        return cls(engine=FaissEngine.load(Path(path), model, **sizes))  # type: ignore[arg-type]
+        return cls(FaissEngine(Path(path), model=model, read_only=True))._checked(path)
+
+    def _checked(self, address: object) -> Gallery:
+        """This gallery; one whose filling was interrupted is refused."""
+        if self._engine.unfinished:
+            self.close()
+            raise UserError(
+                f"the gallery {address} is not complete, because filling it was interrupted; remove it and "
+                "build it again"
+            )
+        return self
 
     def __len__(self) -> int:
         return len(self._engine)
@@ -247,6 +243,13 @@ class Gallery:
         chosen = np.unique(np.asarray(rows, dtype=np.int64))
         return self._engine.remove(chosen) if len(chosen) else 0
 
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Refuse to open this gallery again until the block has ended without an error."""
+        self._engine.mark_unfinished(True)
+        yield
+        self._engine.mark_unfinished(False)
+
     def search(
         self,
         features: Any,
@@ -295,10 +298,11 @@ class Gallery:
         return matches
 
     def save(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Write everything, whole or not at all, and build an index if the gallery is large.
+        """Build an index if the gallery is large, and store it.
 
         Args:
-            path: the file; None for the one that was opened. Milvus has its own place and takes none.
+            path: write a copy of everything there, whole or not at all; None for the gallery that was opened.
+                Milvus has its own place and takes none.
         """
         self._engine.save(None if path is None else Path(path))
 
@@ -327,13 +331,13 @@ class Gallery:
             found = self._engine.fetch(np.unique(rows[rows >= 0]))
             unsettled = []
             for query, scores, own_rows in zip(members, rough, rows, strict=True):
-                there = own_rows >= 0
+                there = np.isin(own_rows, found.rows)  # another process may have removed some
                 at = np.searchsorted(found.rows, own_rows[there])
                 same = (found.cameras[at] == own_cameras[query]) & (found.ids[at] == own_ids[query])
                 keep = ~(same & (own_ids[query] != UNKNOWN) & (own_cameras[query] != UNKNOWN))
                 at, kept = at[keep], scores[there][keep]
                 settled = len(kept) >= k and (not self._engine.exact or kept[k - 1] - scores[-1] > ROUNDING)
-                if not settled and there.all() and count < MOST_CANDIDATES:
+                if not settled and (own_rows >= 0).all() and count < MOST_CANDIDATES:
                     unsettled.append(query)
                     continue
                 similarities = (found.features[at] @ queries[query].astype(np.float64)).astype(np.float32)

@@ -1,18 +1,23 @@
-"""A gallery with FAISS, in memory or in a file."""
+"""A gallery with FAISS: the entries are in an SQLite database, an index of their vectors is in memory."""
 
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import numpy as np
 
-from engine.files import check_destination
+from engine.files import check_destination, check_regular
 from errors import UserError
 from inference.gallery import CameraFilter, Entries, check_model, lock_gallery
-from inference.gallery_file import Record, append, read_file, write_file
 from inference.gallery_index import (
     INDEX_KINDS,
     POINTS_PER_CELL,
@@ -21,174 +26,202 @@ from inference.gallery_index import (
     HeldOut,
     IndexAbout,
     build_cell_index,
+    drop,
     import_faiss,
+    select_rows,
 )
 
 NUM_HELD_OUT = 500  # queries that measure the recall of an index
-_BLOCK = 2**16
-
-
-class Growing:
-    """An array to which rows are added at the end; its first part may be a mapped file."""
-
-    def __init__(self, first: np.ndarray) -> None:
-        self._first = first
-        self._later, self._count = np.empty((0, *first.shape[1:]), dtype=first.dtype), 0
-
-    def __len__(self) -> int:
-        return len(self._first) + self._count
-
-    def append(self, rows: np.ndarray) -> None:
-        """Add rows; room is doubled when it runs out."""
-        needed = self._count + len(rows)
-        if needed > len(self._later):
-            room = np.empty((max(needed, 2 * len(self._later)), *rows.shape[1:]), dtype=self._later.dtype)
-            room[: self._count] = self._later[: self._count]
-            self._later = room
-        self._later[self._count : needed] = rows
-        self._count = needed
-
-    def parts(self) -> tuple[np.ndarray, np.ndarray]:
-        """What there is, in two arrays."""
-        return self._first, self._later[: self._count]
-
-    def whole(self) -> np.ndarray:
-        """What there is, in one array; a copy if both parts have rows."""
-        first, later = self.parts()
-        return np.concatenate((first, later)) if len(first) and len(later) else later if len(later) else first
-
-    def take(self, positions: np.ndarray) -> np.ndarray:
-        """Some of the rows."""
-        first, later = self.parts()
-        taken = np.empty((len(positions), *first.shape[1:]), dtype=first.dtype)
-        early = positions < len(first)
-        taken[early] = first[positions[early]]
-        taken[~early] = later[positions[~early] - len(first)]
-        return taken
-
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Pieces of limited size, each with the position of its first row."""
-        offset = 0
-        for part in self.parts():
-            for start in range(0, len(part), _BLOCK):
-                yield offset + start, part[start : start + _BLOCK]
-            offset += len(part)
+GONE = -(2**63)  # stands for the camera of an entry that was removed
+APPLICATION = 0x47414C32  # tells our databases from others
+# Vectors have a table of their own, so that the rest can be read without them. AUTOINCREMENT remembers the
+# largest row, so that the rows of removed entries are not given again. `parts` are those of the stored index.
+TABLES = """
+CREATE TABLE entries (row INTEGER PRIMARY KEY AUTOINCREMENT, person INTEGER, camera INTEGER, file BLOB);
+CREATE TABLE vectors (row INTEGER PRIMARY KEY, features BLOB);
+CREATE TABLE parts (part INTEGER PRIMARY KEY, content BLOB);
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT);
+"""
+_BLOCK = 2**14  # vectors that are read at once
+_PART = 2**26  # bytes of an index in one row; SQLite takes 10^9 at most
+_ROWS = 10_000  # rows that one statement names
 
 
 class FaissEngine:
-    """Vectors in memory, or mapped from the file that they were read from."""
+    """Vectors compared one by one, or by an index that is built when there are many."""
 
-    def __init__(self, *, exact_below: int, target_recall: float, model: str = "") -> None:
-        """Make an empty engine without a file; for the arguments see `Gallery`."""
+    def __init__(
+        self,
+        path: Path | None = None,
+        *,
+        model: str = "",
+        exact_below: int = 100_000,
+        target_recall: float = 0.99,
+        read_only: bool = False,
+    ) -> None:
+        """Open a file, or make it; None for a temporary one. See `Gallery.open`.
+
+        With `read_only`, other processes may open the file, and changes are refused.
+        """
         import_faiss()
         if not 0 < target_recall <= 1:
             raise UserError(f"target_recall is {target_recall}; it must be above 0, and 1 at most")
+        self._path, self._read_only = path, read_only
         self._exact_below, self._target_recall = exact_below, target_recall
-        self._model = model
-        self._path: Path | None = None  # of the file that every change is written to
-        self._file: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
-        self._end = 0  # of the records in the file
-        self._index: CellIndex | None = None
-        self._clear()
-
-    @classmethod
-    def load(cls, path: Path, model: str, *, exact_below: int, target_recall: float) -> FaissEngine:
-        """Read a file; nothing is written to it until `save`."""
-        engine = cls(exact_below=exact_below, target_recall=target_recall, model=model)
-        engine._read(path)
-        check_model(model, engine._model, path)
-        return engine
-
-    @classmethod
-    def open(cls, path: Path, model: str, *, exact_below: int, target_recall: float) -> FaissEngine:
-        """Open a file, or make it, and write every change to it."""
-        engine = cls(exact_below=exact_below, target_recall=target_recall, model=model)
-        if not path.exists():
-            check_destination(path)
-        engine._lock = lock_gallery(path)
-        try:
+        self._db: sqlite3.Connection | None = None
+        self._reading = threading.Lock()
+        self._flat: Any = None  # compares all vectors; None with `_cells`, or while there is no vector
+        self._cells: CellIndex | None = None
+        if path is not None and not read_only:
             if not path.exists():
-                write_file(path, engine._records())
-            engine._attach(path)
-            check_model(model, engine._model, path)
+                check_destination(path)
+            self._lock = lock_gallery(path)
+        try:
+            with self._errors():
+                self._db = _connect(path, read_only)
+                self._about = dict(self._db.execute("SELECT name, value FROM about"))
+                if not self._about:
+                    with self._db:
+                        self._set_about(self._db, model=model, unfinished="", dim="0", index="")
+                self._read()
+            check_model(model, self._about["model"], path)
         except BaseException:
-            engine.close()
+            self.close()
             raise
-        return engine
+
+    def _read(self) -> None:
+        """Take over what stands in the database."""
+        last = self.db.execute("SELECT seq FROM sqlite_sequence").fetchone()
+        self._cameras = np.full(0 if last is None else last[0] + 1, GONE)  # by row
+        found = self.db.execute("SELECT row, camera FROM entries").fetchall()
+        if found:
+            rows, cameras = np.array(found, dtype=np.int64).T
+            self._cameras[rows] = cameras
+        self._num_alive = len(found)
+        if not self._about["index"]:
+            self._fill_flat()
+            return
+        # The index as it was stored, and what has changed since.
+        stored = json.loads(self._about["index"])
+        next_row, content = stored.pop("next_row"), np.empty(stored.pop("bytes"), dtype=np.uint8)
+        for part, piece in self.db.execute("SELECT part, content FROM parts"):
+            content[part * _PART :][: len(piece)] = np.frombuffer(piece, dtype=np.uint8)
+        self._cells = CellIndex.restore(content, stored)
+        self._cells.drop(np.flatnonzero(self._cameras[:next_row] == GONE))
+        for vectors, rows in self._blocks(next_row):
+            self._cells.add(vectors, rows)
 
     def __len__(self) -> int:
         return self._num_alive
 
     @property
+    def db(self) -> sqlite3.Connection:
+        """The database; a UserError after `close`."""
+        if self._db is None:
+            raise UserError(f"the gallery {self._path} is closed; open it again")
+        return self._db
+
+    @property
     def dim(self) -> int | None:
         """Numbers in a vector; None until the first is added."""
-        return self._vectors.parts()[0].shape[1] or None
+        return int(self._about["dim"]) or None
 
     @property
     def next_row(self) -> int:
         """The row of the next entry."""
-        return self._next_row
+        return len(self._cameras)
 
     @property
     def exact(self) -> bool:
         """Whether there is no index that may miss entries."""
-        return self._index is None
+        return self._cells is None
 
     @property
     def index(self) -> IndexAbout | None:
         """What the index is; None if search is exact."""
-        return None if self._index is None else self._index.about
+        return None if self._cells is None else self._cells.about
 
     @property
-    def model(self) -> str:
-        """The model that made the features; empty if nobody said."""
-        return self._model
+    def unfinished(self) -> bool:
+        """Whether filling was interrupted."""
+        return bool(self._about["unfinished"])
+
+    def mark_unfinished(self, unfinished: bool) -> None:
+        """Set or remove the mark of a gallery that is being filled."""
+        with self._errors(changes=True), self.db:
+            self._set_about(self.db, unfinished="yes" if unfinished else "")
 
     def add(self, entries: Entries) -> None:
         """Take entries; with a file, they are on the disk afterwards."""
-        self._write("add", _arrays_of(entries), int(entries.rows[-1]) + 1)
-        self._take_in(entries)
-        if self._index is not None:
-            self._index.add(entries.features, entries.rows)
+        rows = entries.rows.tolist()
+        labels = zip(rows, entries.ids.tolist(), entries.cameras.tolist(), entries.files, strict=True)
+        with self._errors(changes=True), self.db:
+            # Names may hold bytes that are no text.
+            encoded = ((*front, os.fsencode(file)) for *front, file in labels)
+            self.db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", encoded)
+            self.db.executemany("INSERT INTO vectors VALUES (?, ?)", zip(rows, entries.features, strict=True))
+            if self.dim is None:
+                self._set_about(self.db, dim=str(entries.features.shape[1]))
+        self._cameras = np.concatenate((self._cameras, entries.cameras))
+        self._num_alive += len(entries)
+        if self._cells is None:
+            self._add_flat(entries.features, entries.rows)
+        else:
+            self._cells.add(entries.features, entries.rows)
 
     def remove(self, rows: np.ndarray) -> int:
-        """Forget rows; their space is free again after `save`."""
-        there = np.intersect1d(rows, self._rows.whole()[self._alive.whole()])
+        """Forget rows; their space is used for the next entries."""
+        rows = rows[(rows >= 0) & (rows < self.next_row)]
+        there = rows[self._cameras[rows] != GONE]
+        with self._errors(changes=True), self.db:
+            for part in _statement_parts(there):
+                for table in ("entries", "vectors"):
+                    self.db.execute(f"DELETE FROM {table} WHERE row IN {part}")
+        self._cameras[there] = GONE
+        self._num_alive -= len(there)
         if len(there):
-            self._write("gone", {"rows": there}, self._next_row)
-            self._forget(there)
+            drop(self._flat, there) if self._cells is None else self._cells.drop(there)
         return len(there)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
         """The rows of the entries with one of these identities."""
-        found: np.ndarray = self._rows.whole()[self._alive.whole() & np.isin(self._ids.whole(), ids)]
-        return found
+        wanted = "SELECT row FROM entries WHERE person IN"
+        with self._errors(), self._reading:
+            found = [row for part in _statement_parts(ids) for (row,) in self.db.execute(f"{wanted} {part}")]
+        return np.array(sorted(found), dtype=np.int64)
 
     def fetch(self, rows: np.ndarray) -> Entries:
-        """The entries of these rows."""
-        return self._entries(np.searchsorted(self._rows.whole(), rows))
+        """The entries of those rows that are there."""
+        wanted = "SELECT * FROM entries JOIN vectors USING (row) WHERE row IN"
+        with self._errors(), self._reading:
+            found = [
+                entry
+                for part in _statement_parts(rows)
+                for entry in self.db.execute(f"{wanted} {part} ORDER BY row")
+            ]
+        labels = np.array([entry[:3] for entry in found], dtype=np.int64).reshape(-1, 3)
+        vectors = np.frombuffer(b"".join(entry[4] for entry in found), dtype=np.float32)
+        files = [os.fsdecode(entry[3]) for entry in found]
+        return Entries(
+            vectors.reshape(-1, self.dim or 1), labels[:, 1], labels[:, 2], files=files, rows=labels[:, 0]
+        )
 
     def candidates(
         self, queries: np.ndarray, count: int, cameras: CameraFilter
     ) -> tuple[np.ndarray, np.ndarray]:
         """The nearest entries, by the index if there is one and the filter leaves many."""
-        allowed = cameras.mask(self._cameras.whole())
-        if self._num_alive < len(self._alive):
-            alive = self._alive.whole()
-            allowed = alive if allowed is None else allowed & alive
-        few = allowed is not None and np.count_nonzero(allowed) < self._exact_below
-        if self._index is None or few:
+        allowed = cameras.mask(self._cameras)
+        if self._cells is None:
             return self._compare_all(queries, count, allowed)
-        by_row = None
-        if allowed is not None:
-            by_row = np.zeros(self._next_row, dtype=bool)
-            by_row[self._rows.whole()[allowed]] = True
-        similarities, rows = self._index.search(queries, count, by_row)
+        alive = self._cameras != GONE
+        few = allowed is not None and int((allowed & alive).sum()) < self._exact_below
+        similarities, rows = self._cells.search(queries, count, allowed, everywhere=few)
         # The cells that were searched may hold too few that are allowed.
         short = np.flatnonzero(rows[:, -1] < 0)
-        if len(short):
-            similarities[short], rows[short] = self._compare_all(queries[short], count, allowed)
+        if len(short) and not few:
+            found = self._cells.search(queries[short], count, allowed, everywhere=True)
+            similarities[short], rows[short] = found
         return similarities, rows
 
     def build_index(self, kinds: Sequence[str] = INDEX_KINDS, queries: np.ndarray | None = None) -> None:
@@ -199,182 +232,157 @@ class FaissEngine:
             queries: normalised features (Q, D) to measure the recall by; without them, entries that the cells
                 are not learned from, none of which may find itself.
         """
-        self._index = None
-        shuffled = np.random.default_rng(0).permutation(np.flatnonzero(self._alive.whole()))
-        chosen, rest = shuffled[:NUM_HELD_OUT], shuffled[NUM_HELD_OUT:]
+        if self._cells is not None:
+            self._cells = None
+            self._fill_flat()
+        shuffled = np.random.default_rng(0).permutation(np.flatnonzero(self._cameras != GONE))
+        own_rows, rest = np.sort(shuffled[:NUM_HELD_OUT]), shuffled[NUM_HELD_OUT:]
         if not len(rest):
             return
         # The exact result.
         if queries is None:
-            queries, own_rows = self._vectors.take(chosen), self._rows.take(chosen)
+            queries = self.fetch(own_rows).features
         else:
             own_rows = np.full(len(queries), -1)
-        exact = self._compare_all(queries, RECALL_AT + 1, self._alive.whole())
+        exact = self._compare_all(queries, RECALL_AT + 1, None)
         held_out = HeldOut.make(queries, own_rows, *exact)
         # About as many cells as entries in a cell.
         num_cells = max(1, min(2 ** round(np.log2(len(rest)) / 2), len(rest) // POINTS_PER_CELL))
-        self._index = build_cell_index(
+        self._cells = build_cell_index(
             kinds,
-            self._vectors.take(np.sort(rest[: num_cells * POINTS_PER_CELL])),
-            self._living_blocks,
-            lambda rows: self._vectors.take(np.searchsorted(self._rows.whole(), rows)),
+            self.fetch(np.sort(rest[: num_cells * POINTS_PER_CELL])).features,
+            self._blocks,
+            self._take,
             len(shuffled),
             held_out,
             self._target_recall,
         )
+        if self._cells is not None:
+            self._flat = None
 
     def save(self, path: Path | None) -> None:
-        """Write the living entries, with an index if there are many; None for the file that was opened."""
-        target = self._path if path is None else path
-        if target is None:
-            raise UserError("this gallery has no file; give save a path")
-        grown = self._index is None or len(self) > 2 * self._index.about.size
+        """Build an index if there are many entries, and store it; with a path, write a copy of all there."""
+        if path is None and (self._path is None or self._read_only):
+            raise UserError("this gallery has no file of its own; give save a path")
+        grown = self._cells is None or len(self) > 2 * self._cells.about.size
         if len(self) >= self._exact_below and grown:
             self.build_index()
-        elif self._index is not None:
-            self._index.drop(self._rows.whole()[~self._alive.whole()])
-        write_file(target, self._records())
-        # From here on the vectors are mapped from the new file.
-        if target == self._path:
-            self._attach(target)
+        if path is None or path == self._path:
+            with self._errors(changes=True):
+                self._store_index(self.db)
+            return
+        if check_regular(path) and not _is_gallery(path):
+            raise UserError(f"{path} exists and is not a gallery; name another file or remove it")
+        if not path.absolute().parent.is_dir():
+            raise UserError(f"{path} cannot be written: there is no folder {path.parent}")
+        scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with self._errors():
+                self.db.execute("VACUUM INTO ?", [str(scratch)])
+                with closing(_connect(scratch)) as copy:
+                    self._store_index(copy)
+            os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file and let other processes open it."""
-        for file in (self._file, self._lock):
-            if file is not None:
-                file.close()
-        self._file = self._lock = None
+        for opened in (self._db, self._lock):
+            if opened is not None:
+                opened.close()
+        self._db = self._lock = None
 
     def _compare_all(
         self, queries: np.ndarray, count: int, allowed: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The nearest of all entries that are allowed, block by block."""
         faiss = import_faiss()
-        similarities = np.full((len(queries), count), -np.inf, dtype=np.float32)
-        rows = np.full((len(queries), count), -1, dtype=np.int64)
-        all_rows = self._rows.whole()
-        for start, block in self._vectors.blocks():
-            # The nearest of this block, ...
-            block_rows = all_rows[start : start + len(block)]
-            if allowed is not None:
-                chosen = allowed[start : start + len(block)]
-                block_rows, block = block_rows[chosen], np.ascontiguousarray(block[chosen])
-            if not len(block):
-                continue
-            nearest, at = faiss.knn(queries, block, min(count, len(block)), metric=faiss.METRIC_INNER_PRODUCT)
-            # ... and of it and those before.
-            joined = np.concatenate((similarities, nearest), axis=1)
-            joined_rows = np.concatenate((rows, block_rows[at]), axis=1)
-            order = np.argsort(-joined, axis=1, kind="stable")[:, :count]
-            similarities = np.take_along_axis(joined, order, axis=1)
-            rows = np.take_along_axis(joined_rows, order, axis=1)
-        return similarities, rows
+        parameters = faiss.SearchParameters(sel=select_rows(allowed))
+        found: tuple[np.ndarray, np.ndarray] = self._flat.search(queries, count, params=parameters)
+        return found
 
-    def _living_blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        rows, alive = self._rows.whole(), self._alive.whole()
-        for start, block in self._vectors.blocks():
-            chosen = alive[start : start + len(block)]
-            yield np.ascontiguousarray(block[chosen]), rows[start : start + len(block)][chosen]
+    def _take(self, rows: np.ndarray) -> np.ndarray:
+        """The vectors of rows, in their order."""
+        unique, positions = np.unique(rows, return_inverse=True)
+        vectors: np.ndarray = self.fetch(unique).features[positions]
+        return vectors
 
-    def _entries(self, positions: np.ndarray) -> Entries:
-        return Entries(
-            self._vectors.take(positions),
-            self._ids.take(positions),
-            self._cameras.take(positions),
-            [self._files[position] for position in positions],
-            self._rows.take(positions),
-        )
+    def _blocks(self, first: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The vectors from a row on, with their rows, piece by piece."""
+        found = self.db.execute("SELECT row, features FROM vectors WHERE row >= ? ORDER BY row", [first])
+        while part := found.fetchmany(_BLOCK):
+            vectors = np.frombuffer(b"".join(vector for _, vector in part), dtype=np.float32)
+            yield vectors.reshape(len(part), -1), np.array([row for row, _ in part], dtype=np.int64)
 
-    def _clear(self, dim: int = 0) -> None:
-        """Forget everything but the number of the next row."""
-        self._vectors = Growing(np.empty((0, dim), dtype=np.float32))
-        # All that is no vector is copied from a file, so that its first part is empty.
-        self._rows, self._ids, self._cameras = (Growing(np.empty(0, dtype=np.int64)) for _ in range(3))
-        self._alive = Growing(np.empty(0, dtype=bool))
-        self._files: list[str] = []
-        self._num_alive, self._next_row = 0, 0
-        self._index = None
+    def _fill_flat(self) -> None:
+        self._flat = None
+        for vectors, rows in self._blocks():
+            self._add_flat(vectors, rows)
 
-    def _take_in(self, entries: Entries) -> None:
-        if self.dim is None:  # the first vectors, which may be a mapped file
-            self._vectors = Growing(entries.features)
-        else:
-            self._vectors.append(entries.features)
-        self._rows.append(entries.rows)
-        self._ids.append(entries.ids)
-        self._cameras.append(entries.cameras)
-        self._alive.append(np.ones(len(entries), dtype=bool))
-        self._files.extend(entries.files)
-        self._num_alive += len(entries)
-        self._next_row = int(entries.rows[-1]) + 1
+    def _add_flat(self, vectors: np.ndarray, rows: np.ndarray) -> None:
+        faiss = import_faiss()
+        if self._flat is None:
+            self._flat = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
+        self._flat.add_with_ids(vectors, rows)
 
-    def _forget(self, rows: np.ndarray) -> None:
-        alive = self._alive.whole()
-        alive[np.searchsorted(self._rows.whole(), rows)] = False
-        self._num_alive -= len(rows)
+    def _store_index(self, db: sqlite3.Connection) -> None:
+        about = ""
+        with db:
+            db.execute("DELETE FROM parts")
+            if self._cells is not None:
+                content = self._cells.store()
+                parts = (content[start : start + _PART] for start in range(0, len(content), _PART))
+                db.executemany("INSERT INTO parts VALUES (?, ?)", enumerate(parts))
+                sizes = {"bytes": len(content), "next_row": self.next_row}
+                about = json.dumps({**asdict(self._cells.about), **sizes})
+            self._set_about(db, index=about)
 
-    def _write(self, kind: str, arrays: dict[str, np.ndarray], next_row: int) -> None:
-        """Append to the file, if there is one."""
-        if self._path is not None:
-            if self._file is None:
-                raise UserError(f"the gallery {self._path} is closed; open it again")
-            self._end = append(self._file, self._end, Record(kind, next_row, {}, arrays))
+    def _set_about(self, db: sqlite3.Connection, **values: str) -> None:
+        db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", values.items())
+        self._about.update(values)
 
-    def _records(self) -> Iterator[Record]:
-        """What a new file holds."""
-        yield Record("made", self._next_row, {"model": self._model}, {})
-        if self._num_alive:
-            living = np.flatnonzero(self._alive.whole())
-            untouched = len(living) == len(self._alive)
-            entries = self._everything() if untouched else self._entries(living)
-            yield Record("add", self._next_row, {}, _arrays_of(entries))
-        if self._index is not None:
-            content, about = self._index.store()
-            yield Record("indx", self._next_row, about, {"content": content})
-
-    def _everything(self) -> Entries:
-        ids, cameras, rows = (part.whole() for part in (self._ids, self._cameras, self._rows))
-        return Entries(self._vectors.whole(), ids, cameras, self._files, rows)
-
-    def _attach(self, path: Path) -> None:
-        """Read a file, cut off what was never acknowledged, and keep it open for writing."""
-        self._path, self._end = path, self._read(path)
-        if self._file is not None:
-            self._file.close()
-        self._file = open(path, "r+b")  # noqa: SIM115 - close() closes it
-        self._file.truncate(self._end)
-
-    def _read(self, path: Path) -> int:
-        """Take over the records of a file; their end."""
-        records, end = read_file(path)
-        self._clear()
-        for record in records:
-            if record.kind == "made":
-                self._model = str(record.about["model"])
-            elif record.kind == "add":
-                entries = _entries_of(record.arrays)
-                self._take_in(entries)
-                if self._index is not None:
-                    self._index.add(entries.features, entries.rows)
-            elif record.kind == "gone":
-                self._forget(record.arrays["rows"])
-            elif record.kind == "indx":
-                self._index = CellIndex.restore(np.array(record.arrays["content"]), record.about)
-            self._next_row = record.next_row
-        return end
+    @contextmanager
+    def _errors(self, *, changes: bool = False) -> Iterator[None]:
+        """Turn an error of SQLite into a sentence; with `changes`, refuse a gallery that was loaded."""
+        if changes and self._read_only:
+            raise UserError(
+                f"the gallery {self._path} was loaded to be searched; use Gallery.open to change it"
+            )
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise UserError(f"the gallery {self._path} cannot be read or written: {error}") from None
 
 
-def _arrays_of(entries: Entries) -> dict[str, np.ndarray]:
-    files = np.frombuffer(json.dumps(list(entries.files)).encode(), dtype=np.uint8)
-    return {
-        "features": entries.features,
-        "ids": entries.ids,
-        "cameras": entries.cameras,
-        "rows": entries.rows,
-        "files": files,
-    }
+def _connect(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
+    """A database with our tables, which are made if it is new."""
+    name = ""  # a temporary file of SQLite
+    if path is not None:
+        if read_only and not path.is_file():
+            raise UserError(f"the gallery {path} cannot be read: there is no such file")
+        name = f"file:{quote(str(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
+    db = sqlite3.connect(name, timeout=60, uri=True, check_same_thread=False)
+    # A change is on the disk when it is committed. Pages of 4 kB would hold one vector of 512 numbers each.
+    try:
+        db.executescript("PRAGMA synchronous = EXTRA; PRAGMA page_size = 65536;")
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (num_tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        if "not a database" not in str(error):
+            raise
+        application, num_tables = -1, 0
+    if not (application or num_tables or read_only):
+        db.executescript(f"BEGIN; {TABLES} PRAGMA application_id = {APPLICATION}; COMMIT;")
+    elif application != APPLICATION:
+        raise UserError(f"{path} is not a gallery; name a file that Gallery.save or Gallery.open has written")
+    return db
 
 
-def _entries_of(arrays: dict[str, Any]) -> Entries:
-    labels = {name: arrays[name] for name in ("features", "ids", "cameras", "rows")}
-    return Entries(**labels, files=json.loads(arrays["files"].tobytes()))
+def _is_gallery(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(72)[68:] == APPLICATION.to_bytes(4, "big")
+
+
+def _statement_parts(rows: np.ndarray) -> Iterator[str]:
+    """Lists of numbers for statements, each of limited length."""
+    for start in range(0, len(rows), _ROWS):
+        yield f"({','.join(map(str, rows[start : start + _ROWS].tolist()))})"

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,13 @@ class CellIndex:
 
     @classmethod
     def restore(cls, content: np.ndarray, about: dict[str, Any]) -> CellIndex:
-        """What `content` and `about` came from."""
+        """What `store` and `about` gave."""
         return cls(import_faiss().deserialize_index(content), IndexAbout(**about))
 
-    def store(self) -> tuple[np.ndarray, dict[str, Any]]:
-        """The index as bytes, and what it is."""
-        return import_faiss().serialize_index(self._index), asdict(self.about)
+    def store(self) -> np.ndarray:
+        """The index as bytes."""
+        content: np.ndarray = import_faiss().serialize_index(self._index)
+        return content
 
     def add(self, features: np.ndarray, rows: np.ndarray) -> None:
         """Put vectors into their cells."""
@@ -60,10 +61,10 @@ class CellIndex:
 
     def drop(self, rows: np.ndarray) -> None:
         """Take vectors out of their cells."""
-        self._index.remove_ids(import_faiss().IDSelectorBatch(rows))
+        drop(self._index, rows)
 
     def search(
-        self, queries: np.ndarray, count: int, allowed: np.ndarray | None = None, searched: int | None = None
+        self, queries: np.ndarray, count: int, allowed: np.ndarray | None = None, *, everywhere: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Similarities and rows, both (Q, count), of near entries; rows are -1 where there are no more.
 
@@ -74,19 +75,30 @@ class CellIndex:
             queries: (Q, D).
             count: how many for each.
             allowed: for each row up to the last whether it may be found.
-            searched: cells to look into, in place of the tuned number.
+            everywhere: look into all cells.
         """
-        faiss = import_faiss()
-        selector = None
+        searched = self.about.searched
         if allowed is not None:
-            bits = np.packbits(allowed, bitorder="little")
-            selector = faiss.IDSelectorBitmap(bits)  # does not copy the bits
-            share = np.count_nonzero(allowed) / self._index.ntotal
-            searched = math.ceil(self.about.searched / share)
-        cells = min(searched or self.about.searched, self.about.cells)
-        parameters = faiss.SearchParametersIVF(nprobe=cells, sel=selector)
+            searched = math.ceil(searched * self._index.ntotal / max(1, np.count_nonzero(allowed)))
+        cells = self.about.cells if everywhere else min(searched, self.about.cells)
+        parameters = import_faiss().SearchParametersIVF(nprobe=cells, sel=select_rows(allowed))
         found: tuple[np.ndarray, np.ndarray] = self._index.search(queries, count, params=parameters)
         return found
+
+
+def select_rows(allowed: np.ndarray | None) -> Any:
+    """What tells FAISS which rows may be found, from booleans by row; None if all may."""
+    if allowed is None:
+        return None
+    bits = np.packbits(allowed, bitorder="little")
+    selector = import_faiss().IDSelectorBitmap(bits)
+    selector.bits_kept = bits  # FAISS does not copy them
+    return selector
+
+
+def drop(index: Any, rows: np.ndarray) -> None:
+    """Take rows out of an index of FAISS."""
+    index.remove_ids(import_faiss().IDSelectorBatch(rows))
 
 
 def import_faiss() -> Any:
@@ -111,7 +123,7 @@ class HeldOut:
         others = np.where(rows == own_rows[:, None], -np.inf, similarities)
         return cls(queries, own_rows, -np.sort(-others, axis=1)[:, RECALL_AT - 1])
 
-    def recall(self, index: CellIndex, searched: int, take: Callable[[np.ndarray], np.ndarray]) -> float:
+    def recall(self, index: CellIndex, take: Callable[[np.ndarray], np.ndarray]) -> float:
         """The share of the nearest that are found; those found are compared by `take`, their exact vectors.
 
         An entry that is as near as the last of the exact result counts as well as that one.
@@ -120,7 +132,7 @@ class HeldOut:
         for start in range(0, len(self.queries), _QUERIES_AT_ONCE):
             part = slice(start, start + _QUERIES_AT_ONCE)
             queries, bounds = self.queries[part], self.bounds[part]
-            _, rows = index.search(queries, RECALL_AT + 1 + SPARE, searched=searched)
+            _, rows = index.search(queries, RECALL_AT + 1 + SPARE)
             vectors = take(np.maximum(rows, 0).ravel()).reshape(*rows.shape, -1)
             exact = np.einsum("qd,qnd->qn", queries, vectors)
             exact[(rows < 0) | (rows == self.own_rows[part, None])] = -np.inf
@@ -168,10 +180,9 @@ def build_cell_index(
         bar.close()
         # Search more and more cells.
         searched, recall = 0, 0.0
-        trial = CellIndex(index, IndexAbout(kind, num_cells, 1, 0.0, size))
         while recall < target_recall and 2 * searched <= num_cells // LEAST_SAVING:
             searched = max(1, 2 * searched)
-            recall = held_out.recall(trial, searched, take)
+            recall = held_out.recall(CellIndex(index, IndexAbout(kind, num_cells, searched, 0, size)), take)
         found = f"{kind} index of {size:,} entries: recall@{RECALL_AT} {recall:.4f}"
         cells = f"with {searched} of {num_cells} cells searched"
         if recall >= target_recall:

@@ -15,6 +15,8 @@ from inference.gallery import CameraFilter, Entries, check_model, lock_gallery
 from reporting.extra import import_extra
 
 COLLECTION = "gallery"
+UNFINISHED = "gallery_is_being_filled"
+"""A collection that is there as long as the other is being filled."""
 FIELDS = ("row", "person", "camera", "file", "features")
 LONGEST_NAME = 4096  # bytes of a file name
 ROWS_AT_ONCE = 1000  # in one answer
@@ -106,6 +108,20 @@ class MilvusEngine:
     def next_row(self) -> int:
         """The row of the next entry."""
         return self._next_row
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether filling was interrupted."""
+        with self._errors("read"):
+            return bool(self._client.has_collection(UNFINISHED))
+
+    def mark_unfinished(self, unfinished: bool) -> None:
+        """Set or remove the mark of a gallery that is being filled."""
+        with self._errors("written"):
+            if unfinished:
+                self._client.create_collection(UNFINISHED, dimension=2)
+            else:
+                self._client.drop_collection(UNFINISHED)
 
     def add(self, entries: Entries) -> None:
         """Send entries, some at a time; those that were sent are durable, also if a later part fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -23,6 +24,8 @@ from modeling.checkpoint_file import RECORD
 from modeling.cost import CostReport, measure_cost
 from structures import BEST_ON, LAST_EPOCH, RETURN_PATTERNS
 from trained import CARD, CONFIG, WEIGHTS, Trained
+
+logger = logging.getLogger(__name__)
 
 PROTOCOL_TEXTS = {
     "camera": "gallery triples of the query's identity and camera are dropped",
@@ -54,6 +57,8 @@ def write_model_folder(folder: Path, trained: Trained, run_folder: Path, *, dige
     state = {name: tensor.contiguous() for name, tensor in trained.model.state_dict().items()}
     metadata = {"format": "pt", RECORD: json.dumps(_record(trained))}
     scores = find_scores(trained, run_folder)
+    if isinstance(scores, str):
+        logger.warning("the card has no scores: %s", scores)
     card = write_card(folder.absolute().name, trained, scores, measure_cost(trained.model), digest=digest)
     cfg = trained.cfg.clone()
     cfg.defrost()
@@ -90,27 +95,35 @@ def _record(trained: Trained) -> dict[str, Any]:
     return record
 
 
-def find_scores(trained: Trained, run_folder: Path) -> Mapping[str, Any] | None:
-    """The scores that metrics.json in the run folder has for this checkpoint; None if it has none.
+def find_scores(trained: Trained, run_folder: Path) -> Mapping[str, Any] | str:
+    """The scores that metrics.json in the run folder has for this checkpoint; why not, if it has none.
 
     They are used only if the file is that of the run: its epochs, or the mAP that chose the epoch, must be
     those in the checkpoint. With settings that change the scores they are not used.
     """
     origin, history = trained.origin, read_history(run_folder)
-    if trained.differences or not history:
-        return None
+    if trained.differences:
+        return f"they were measured with other settings than {'; '.join(trained.differences)}"
+    if not history:
+        return (
+            "there was no metrics.json beside the checkpoint when the folder was written; tools.export finds "
+            "them if the checkpoint is in its run folder"
+        )
     summary = history["summary"]
     if "progress" in origin:
-        is_same = origin["progress"].get("epochs") == history["epochs"]
-        return summary.get(LAST_EPOCH) if is_same else None
-    chosen_on = str(origin.get("chosen_on"))
-    found = summary.get(BEST_ON.get(chosen_on, ""), {})
-    is_same = found.get("epoch") == origin.get("epoch") and "epoch" in found
-    return found if is_same and found.get(f"{chosen_on}_mAP") == origin.get("chosen_mAP") else None
+        is_same, found = origin["progress"].get("epochs") == history["epochs"], summary.get(LAST_EPOCH)
+    else:
+        chosen_on = str(origin.get("chosen_on"))
+        found = summary.get(BEST_ON.get(chosen_on, ""), {})
+        is_same = found.get("epoch") == origin.get("epoch") and "epoch" in found
+        is_same = is_same and found.get(f"{chosen_on}_mAP") == origin.get("chosen_mAP")
+    if found and is_same:
+        return dict(found)
+    return "metrics.json beside the checkpoint is of another run or epoch, or the run has not ended"
 
 
 def write_card(
-    name: str, trained: Trained, scores: Mapping[str, Any] | None, cost: CostReport, *, digest: str
+    name: str, trained: Trained, scores: Mapping[str, Any] | str, cost: CostReport, *, digest: str
 ) -> str:
     """The card: a header in YAML for the hub, then data, scores, cost, use and licence for the reader.
 
@@ -142,7 +155,9 @@ def write_card(
         "tags": ["person-re-identification", "multi-modal", "rgb", "near-infrared", "thermal"],
         "datasets": [cfg.DATASETS.NAMES],
         **(
-            {} if scores is None else {"metrics": ["mAP", "rank-1"], "model-index": _index(name, cfg, scores)}
+            {}
+            if isinstance(scores, str)
+            else {"metrics": ["mAP", "rank-1"], "model-index": _index(name, cfg, scores)}
         ),
     }
     height, width = cfg.INPUT.SIZE_TEST
@@ -210,10 +225,10 @@ def _index(name: str, cfg: CfgNode, scores: Mapping[str, Any]) -> list[dict[str,
     return [{"name": name, "results": [result]}]
 
 
-def _score_table(cfg: CfgNode, trained: Trained, scores: Mapping[str, Any] | None) -> str:
+def _score_table(cfg: CfgNode, trained: Trained, scores: Mapping[str, Any] | str) -> str:
     """The scores of each return pattern, with the protocol."""
-    if scores is None:
-        return "The run has recorded no scores for these weights; `test_net.py` measures them."
+    if isinstance(scores, str):
+        return f"No scores: {scores}. `python test_net.py TEST.WEIGHT THIS_FOLDER` measures them."
     # How they were measured.
     source = SOURCES.get(cfg.DATASETS.NAMES)
     by_pattern = scores_by_pattern(scores)

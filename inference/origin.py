@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from yacs.config import CfgNode
+import torch
+from torch import Tensor
 
 from config.schema import KEYS, flatten
 from errors import UserError
-from trained import weight_file_of
-from weight_file import hash_file
+from trained import Trained
 
 _OF_TEST = ("TEST.NECK_FEAT", "TEST.UNSEEN_CAMERA")
 
@@ -24,7 +24,7 @@ class Origin:
     """What decides a descriptor, apart from the images."""
 
     weights: str  # the checkpoint
-    sha256: str  # of that file
+    sha256: str  # of its tensors, so that a model folder exported from it has the same
     pattern: int  # the return pattern
     settings: Mapping[str, Any]  # those that can change the features of trained weights
     pca: str = ""  # the SHA-256 of the file that shortens descriptors; empty without one
@@ -63,13 +63,23 @@ def name_model(origin: Mapping[str, Any]) -> str:
     return f"{origin['sha256'][:16]}-pattern-{origin['pattern']}-{pca}-settings-{settings[:8]}"
 
 
-def find_origin(weights: str | Path, cfg: CfgNode, pattern: int) -> Origin:
-    """The origin of the descriptors of a checkpoint, or a model folder, under a configuration."""
+def find_origin(trained: Trained, weights: str | Path, pattern: int) -> Origin:
+    """The origin of the descriptors of a model that was read from `weights`."""
     settings = {
         key: value
-        for key, value in flatten(cfg)
+        for key, value in flatten(trained.cfg)
         if (key.startswith(("MODEL.", "INPUT.")) and KEYS[key].changes == "scores") or key in _OF_TEST
     }
-    digest = hash_file(weight_file_of(weights))
+    digest = hash_tensors(trained.model.state_dict())
     # As they come back from a JSON file: lists, not tuples.
     return Origin(str(weights), digest, pattern, json.loads(json.dumps(settings)))
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors by name; the order of the names does not matter."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu()
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -196,7 +196,7 @@ class Predictor:
         calibration: str | Path | None = None,
     ) -> Predictor:
         """As `load`, of a checkpoint that `load_trained` has read from `weights`."""
-        origin, compact = find_origin(weights, trained.cfg, pattern), None
+        origin, compact = find_origin(trained, weights, pattern), None
         if pca is not None:
             compact = load_pca(Path(pca), origin)
             origin = replace(origin, pca=hash_file(Path(pca)))

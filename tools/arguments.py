@@ -116,7 +116,12 @@ def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     build.add_argument(
         "--recall", type=float, default=0.99, help="that an index of a large gallery has to reach (0.99)"
     )
-    query = commands.add_parser("query", help="list the entries that are most like a triple of images")
+    query = commands.add_parser(
+        "query",
+        help="list the entries that are most like a triple of images",
+        usage="%(prog)s GALLERY --weights FILE [--rgb IMAGE] [--ni IMAGE] [--ti IMAGE] [options] [KEY VALUE]",
+        epilog="KEY VALUE overrides the configuration in the checkpoint, as for tools.embed.",
+    )
     query.add_argument("gallery", metavar="GALLERY", help=gallery_help)
     query.add_argument("--weights", required=True, metavar="FILE", help="the checkpoint that embedded it")
     query.add_argument("--pattern", type=int, default=3, help="its return pattern: 1, 2 or 3 (3)")
@@ -128,7 +133,14 @@ def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--camera", type=int, nargs="+", metavar="C", help="list entries of these cameras only"
     )
     query.add_argument("--without", type=int, nargs="+", metavar="C", help="list none of these cameras")
-    return parser.parse_args(argv)
+    query.add_argument("--config_file", metavar="FILE", help="YAML, for a checkpoint without a configuration")
+    # What no argument takes are overrides: a parser with commands cannot mix options and positional words.
+    args, rest = parser.parse_known_args(argv)
+    args.overrides = rest
+    unknown = [word for word in rest if word.startswith("--") or args.command != "query"]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def embed_arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -29,7 +29,7 @@ from engine.command import run_command
 from engine.files import check_destination, save_bytes, save_json
 from engine.runtime import setup_log
 from errors import UserError
-from inference.calibration import Calibration, calibrate, pair_up
+from inference.calibration import Calibration, PairsAcross, calibrate
 from inference.predictor import Predictor, triple_of
 from reporting.extra import import_extra
 from reporting.figures import figure_files
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     ids = np.array([record.person_id for record in records])
     numbers: dict[Hashable, int] = {}
     groups = np.array([numbers.setdefault(GROUPS[protocol](record), len(numbers)) for record in records])
-    found = calibrate(pair_up(features, ids, groups), args.fmr)
+    found = calibrate(PairsAcross.of(features, ids, groups), args.fmr)
     # The result.
     assert predictor.origin is not None
     content = {**asdict(found), "wanted_rate": args.fmr, "split": args.split, "protocol": protocol}
@@ -95,14 +95,14 @@ def choose_records(args: argparse.Namespace, trained: Trained) -> tuple[Records,
             "calibrating on the TEST split, as --split test asks: scores on the same images with this "
             "threshold are too good; report them as such"
         )
-        splits, protocol = read_splits(trained.cfg, test_only=True)
+        splits, protocol = read_splits(trained.cfg, test_only=True, may_draw=False)
         return tuple(dict.fromkeys((*splits.query, *splits.gallery))), protocol
     if not trained.cfg.DATASETS.VAL_IDS:
         raise UserError(
             f"{args.weights} held out no identities in training (DATASETS.VAL_IDS is 0); train with "
             "DATASETS.VAL_IDS N, or add --split test to use the test split"
         )
-    splits, protocol = read_splits(trained.cfg)
+    splits, protocol = read_splits(trained.cfg, may_draw=False)
     if len({record.person_id for record in splits.train}) != trained.split.classes:
         raise UserError(
             f"{args.weights} was trained on {trained.split.classes} identities, which are not those of the "

@@ -27,6 +27,7 @@ import torch
 from tqdm import tqdm
 
 from datasets.build import read_splits
+from datasets.dataset import DatasetError
 from engine.build import make_device
 from engine.command import run_command
 from engine.distributed import World
@@ -96,7 +97,7 @@ def prepare_pca(args: argparse.Namespace, trained: Trained, device: torch.device
     file = args.output / PCA
     if args.dim is None and args.pca is None:
         return
-    origin = find_origin(args.weights, trained.cfg, args.pattern)
+    origin = find_origin(trained, args.weights, args.pattern)
     if args.pca is not None:
         pca = load_pca(args.pca, origin)
         pca = pca if args.dim is None else pca.shortened(args.dim)
@@ -125,7 +126,13 @@ def training_features(
     args: argparse.Namespace, trained: Trained, device: torch.device
 ) -> Iterator[np.ndarray]:
     """The descriptors of the training split, batch by batch."""
-    records = read_splits(trained.cfg)[0].train
+    try:
+        records = read_splits(trained.cfg, may_draw=False)[0].train
+    except DatasetError as error:
+        raise UserError(
+            f"--dim learns a PCA on the training split, but {error}; --fit_on learns it on descriptors that "
+            "were written before, --pca takes one that was learned before"
+        ) from None
     logger.info("learning a PCA on the %d training triples of the data set", len(records))
     predictor = Predictor.of(
         trained, args.weights, device=device, pattern=args.pattern, batch_size=args.batch_size

@@ -38,17 +38,13 @@ def build(args: argparse.Namespace) -> None:
             raise UserError(
                 f"the gallery {args.gallery} holds {len(gallery)} entries; name another, or remove it"
             )
-        for shard in tqdm(shards, "adding", unit="shard", disable=None, leave=False):
-            arrays = read_shard(shard, ARRAYS)
-            if not len(arrays["features"]):  # none of its images could be read
-                continue
-            gallery.add(
-                arrays["features"],
-                ids=arrays["ids"],
-                cameras=arrays["cameras"],
-                files=arrays["files"].tolist(),
-            )
-        gallery.save()
+        with gallery.filling():
+            for shard in tqdm(shards, "adding", unit="shard", disable=None, leave=False):
+                arrays = read_shard(shard, ARRAYS)
+                if len(arrays["features"]):  # otherwise none of its images could be read
+                    files = arrays["files"].tolist()
+                    gallery.add(arrays["features"], ids=arrays["ids"], cameras=arrays["cameras"], files=files)
+            gallery.save()
         logger.info("%s: %d entries from %d shards", args.gallery, len(gallery), len(shards))
 
 
@@ -58,7 +54,9 @@ def query(args: argparse.Namespace) -> None:
         raise UserError(f"there is no gallery {args.gallery}; make it with tools.search build")
     triple = Triple(args.rgb, args.ni, args.ti)
     logging.getLogger("modeling").setLevel(logging.WARNING)
-    predictor = Predictor.load(args.weights, pattern=args.pattern, pca=args.pca)
+    predictor = Predictor.load(
+        args.weights, args.overrides, config_file=args.config_file, pattern=args.pattern, pca=args.pca
+    )
     features = predictor.embed([triple])
     assert predictor.origin is not None
     model = name_model(predictor.origin.as_dict())

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,29 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from inference.calibration import Pairs, calibrate, load_calibration, pair_up
+from inference.calibration import Pairs, PairsAcross, calibrate, load_calibration
 from inference.origin import Origin
 
 ORIGIN = Origin("best.pth", "ab" * 32, 3, {})
 
 
-def make_pairs(same: list[float], other: list[float], num_ids: int = 5) -> Pairs:
+class Listed:
+    """Pairs that are given, in two parts."""
+
+    def __init__(self, *pairs: tuple[float, int, int]) -> None:
+        self.pairs = pairs
+
+    def chunks(self) -> Iterator[Pairs]:
+        for part in (self.pairs[::2], self.pairs[1::2]):
+            distances, first, second = np.array(part).reshape(-1, 3).T
+            yield Pairs(distances.astype(np.float32), first.astype(int), second.astype(int))
+
+
+def make_pairs(same: list[float], other: list[float], num_ids: int = 5) -> Listed:
     """Pairs at given distances; the identities take turns."""
-    first = np.arange(len(other)) % num_ids
-    others = np.stack([first, (first + 1) % num_ids], axis=1)
-    return Pairs(
-        np.array(same, np.float32), np.arange(len(same)) % num_ids, np.array(other, np.float32), others
-    )
+    own = [(distance, n % num_ids, n % num_ids) for n, distance in enumerate(same)]
+    others = [(distance, n % num_ids, (n + 1) % num_ids) for n, distance in enumerate(other)]
+    return Listed(*own, *others)
 
 
 def test_pairs_across_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,13 +41,28 @@ def test_pairs_across_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
     angles = np.array([0, math.pi / 2, math.pi, 3 * math.pi / 2])
     features = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     ids, cameras = np.array([7, 7, 9, 9]), np.array([0, 1, 0, 1])
-    for chunk in (1024, 3, 1):
+    for chunk, sizes in ((1024, [4]), (12, [4, 0]), (1, [2, 1, 1, 0])):
         monkeypatch.setattr("inference.calibration.CHUNK", chunk)
-        pairs = pair_up(features, ids, cameras)
-        np.testing.assert_allclose(pairs.same, [2**0.5, 2**0.5], rtol=1e-6)
-        np.testing.assert_allclose(pairs.other, [2**0.5, 2**0.5], rtol=1e-6)
-        assert pairs.same_ids.tolist() == [0, 1]
-        assert sorted(map(tuple, pairs.other_ids.tolist())) == [(0, 1), (0, 1)]
+        parts = list(PairsAcross.of(features, ids, cameras).chunks())
+        assert [len(part.distances) for part in parts] == sizes
+        found = [row for part in parts for row in zip(*map(np.ndarray.tolist, part), strict=True)]
+        assert [row[0] for row in found] == pytest.approx([2**0.5] * 4)
+        assert sorted(row[1:] for row in found) == [(0, 0), (0, 1), (0, 1), (1, 1)]
+
+
+def test_memory_does_not_grow_with_the_pairs() -> None:
+    """2,000 triples have 1.5 million pairs across cameras; a chunk holds few of them."""
+    rng = np.random.default_rng(0)
+    features = rng.standard_normal((2000, 8)).astype(np.float32)
+    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    source = PairsAcross.of(features, rng.integers(0, 50, 2000), rng.integers(0, 4, 2000))
+    whole = Listed(*(row for part in source.chunks() for row in zip(*part, strict=True)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("inference.calibration.CHUNK", 2**16)
+        assert max(len(part.distances) for part in source.chunks()) < 2**16
+        found = calibrate(source, 1e-3)
+    assert found == calibrate(whole, 1e-3)
+    assert found.false_match_rate == pytest.approx(1e-3, rel=0.01)
 
 
 def test_worked_by_hand() -> None:
@@ -65,12 +91,9 @@ def test_equal_distances_never_exceed_the_rate() -> None:
 
 def test_identities_are_resampled_and_not_pairs() -> None:
     """All false matches are between two of ten identities: as pairs, 95 % would be 0.07 … 0.13."""
-    ids = np.array([(a, b) for a in range(10) for b in range(a)] * 10)
-    is_twin = (ids == [1, 0]).all(axis=1)
-    pairs = Pairs(
-        np.full(10, 0.1, np.float32), np.arange(10), np.where(is_twin, 0.2, 0.9).astype(np.float32), ids
-    )
-    found = calibrate(pairs, 0.0245)
+    ids = [(a, b) for a in range(10) for b in range(a)] * 10
+    others = [(0.2 if pair == (1, 0) else 0.9, *pair) for pair in ids]
+    found = calibrate(Listed(*((0.1, n, n) for n in range(10)), *others), 0.0245)
     assert found.false_match_rate == pytest.approx(10 / 450)
     low, high = found.false_match_interval
     assert low == 0

@@ -183,11 +183,49 @@ def test_a_saved_gallery_is_loaded_as_it_was(tmp_path: Path) -> None:
     gallery.save(path)
     loaded = Gallery.load(path)
     assert_equal(loaded.search(FEATURES[:20], 12), gallery.search(FEATURES[:20], 12))
-    assert loaded.add(FEATURES[:1]).tolist() == [600], "the row of a removed entry is not used again"
-    assert len(Gallery.load(path)) == len(loaded) - 1, "what is loaded is changed in memory"
-    loaded.save(path)
-    assert len(Gallery.load(path)) == len(loaded)
-    assert [file.name for file in tmp_path.iterdir()] == ["people.gallery"]
+    for change in (
+        lambda: loaded.add(FEATURES[:1]),
+        lambda: loaded.remove(rows=[1]),
+        lambda: loaded.save(path),
+    ):
+        with pytest.raises(UserError, match=r"was loaded to be searched; use Gallery\.open to change it"):
+            change()
+    loaded.save(tmp_path / "copy.gallery")
+    with Gallery.open(tmp_path / "copy.gallery") as copy:
+        assert copy.add(FEATURES[:1]).tolist() == [600], "the row of a removed entry is not used again"
+        assert len(copy) == len(loaded) + 1 == len(Gallery.load(path)) + 1
+
+
+def test_what_another_process_removes_is_not_found(tmp_path: Path) -> None:
+    path = tmp_path / "people.gallery"
+    fill(Gallery()).save(path)
+    loaded = Gallery.load(path)
+    with Gallery.open(path) as gallery:
+        gallery.remove(rows=[0])
+    assert loaded.search(FEATURES[0], 1).rows[0, 0] not in (0, -1)
+
+
+@pytest.mark.parametrize("name", ["people.gallery", "people.db"])
+def test_a_gallery_that_was_not_filled_to_the_end_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+
+    def fail_halfway(gallery: Gallery) -> None:
+        with gallery.filling():
+            gallery.add(FEATURES)
+            gallery.add(FEATURES[:, :3])
+
+    with Gallery.open(path) as gallery, pytest.raises(UserError, match="have 3 numbers"):
+        fail_halfway(gallery)
+    refused = f"{name} is not complete, because filling it was interrupted"
+    with pytest.raises(UserError, match=refused):
+        Gallery.open(path)
+    if not name.endswith(".db"):
+        with pytest.raises(UserError, match=refused):
+            Gallery.load(path)
+    with Gallery.open(tmp_path / f"other-{name}") as gallery, gallery.filling():
+        gallery.add(FEATURES)
+    with Gallery.open(tmp_path / f"other-{name}") as gallery:
+        assert len(gallery) == len(FEATURES)
 
 
 WRITER = """
@@ -228,43 +266,16 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(
         assert gallery.add(features[:1]).tolist() == [len(gallery) - 1]
 
 
-def test_an_add_that_was_not_finished_is_dropped_wherever_it_was_cut(tmp_path: Path) -> None:
-    path = tmp_path / "people.gallery"
-    with Gallery.open(path) as gallery:
-        gallery.add(FEATURES[:10])
-        whole = path.read_bytes()
-        gallery.add(FEATURES[10:20])
-        longer = path.read_bytes()
-    assert longer.startswith(whole)
-    for size in (64, 65, 200, len(longer) - len(whole)):
-        # Its header comes last: until then there are zeros.
-        path.write_bytes(whole + bytes(64) + longer[len(whole) + 64 :][: size - 64])
-        with Gallery.open(path) as gallery:
-            assert len(gallery) == 10
-            assert gallery.add(FEATURES[10:20])[0] == 10
-        assert path.read_bytes() == longer
-
-
-@pytest.mark.parametrize("place", [70, 150, 400, -20_000, -1])
-def test_a_damaged_file_is_refused_and_left_alone(place: int, tmp_path: Path) -> None:
-    path = tmp_path / "people.gallery"
-    fill(Gallery()).save(path)
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-    for read in (Gallery.load, Gallery.open):
-        with pytest.raises(UserError, match=r"the gallery .*people\.gallery is damaged at byte \d+"):
-            read(path)
-    assert path.read_bytes() == content
-
-
-@pytest.mark.parametrize("size", [30, 100, 20_000, -1])
+@pytest.mark.parametrize("size", [50, 70_000, -70_000])
 def test_a_file_that_ends_early_is_refused(size: int, tmp_path: Path) -> None:
     path = tmp_path / "people.gallery"
     fill(Gallery()).save(path)
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(UserError, match="is damaged at byte"):
-        Gallery.open(path)
+    content = path.read_bytes()[:size]
+    path.write_bytes(content)
+    for read in (Gallery.load, Gallery.open):
+        with pytest.raises(UserError, match=r"people\.gallery (cannot be read or written|is not a gallery)"):
+            read(path)
+    assert path.read_bytes() == content
 
 
 def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
@@ -273,16 +284,16 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "old.db").write_text("SQLite format 3")
     gallery = fill(Gallery())
     for call, message in (
-        (lambda: Gallery.load(tmp_path / "none"), "cannot be read: No such file"),
+        (lambda: Gallery.load(tmp_path / "none"), "cannot be read: there is no such file"),
         (lambda: Gallery.load(tmp_path / "notes.txt"), "is not a gallery"),
         (lambda: Gallery.open(tmp_path / "notes.txt"), "is not a gallery"),
-        (lambda: Gallery.open(tmp_path / "empty"), "it is empty"),
+        (lambda: Gallery.load(tmp_path / "empty"), "is not a gallery"),
         (lambda: Gallery.open(tmp_path / "none" / "x"), "there is no folder"),
         (lambda: Gallery.open(tmp_path / "none" / "x.db"), "there is no folder"),
         (lambda: Gallery.open(tmp_path / "old.db"), "is not a database of Milvus Lite 3"),
         (lambda: Gallery.load(tmp_path / "x.db"), "use Gallery.open"),
         (lambda: gallery.save(tmp_path / "notes.txt"), "exists and is not a gallery"),
-        (lambda: gallery.save(), "has no file; give save a path"),
+        (lambda: gallery.save(), "has no file of its own; give save a path"),
         (lambda: Gallery.open("http://127.0.0.1:9"), "http://127.0.0.1:9 cannot be opened: "),
     ):
         with pytest.raises(UserError, match=re.escape(message)) as caught:
@@ -333,7 +344,7 @@ def test_what_cannot_be_added_or_searched() -> None:
         (lambda: gallery.search(FEATURES[0], MOST_CANDIDATES - SPARE + 1), "k is 16369"),
         (lambda: gallery.search(FEATURES[0], query_ids=[1]), "give both"),
         (lambda: gallery.remove(), "either by rows or by ids"),
-        (lambda: Gallery(target_recall=1.5), "target_recall is 1.5"),
+        (lambda: Gallery.open(None, target_recall=1.5), "target_recall is 1.5"),
     ):
         with pytest.raises(UserError, match=message):
             call()
@@ -356,7 +367,7 @@ def test_an_index_reaches_the_recall_that_it_promises(
     kind: str, large: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> None:
     features, ids, cameras = large
-    exact, gallery = Gallery(), Gallery(exact_below=2000, target_recall=0.98)
+    exact, gallery = Gallery(), Gallery.open(None, exact_below=2000, target_recall=0.98)
     for each in (exact, gallery):
         each.add(features, ids=ids, cameras=cameras)
     engine_of(gallery).build_index([kind])
@@ -394,7 +405,7 @@ def test_a_large_gallery_gets_an_index_when_it_is_saved(
         gallery.save()
         gallery.add(features[:50] + 0.01, ids=ids[:50])
         before = gallery.search(features[:300], 10)
-    loaded = Gallery.load(path, exact_below=5000)
+    loaded = Gallery.load(path)
     assert not loaded.engine.exact
     assert_equal(loaded.search(features[:300], 10), before)
     assert before.rows.min() == 100, "removed rows are in no cell"
@@ -402,7 +413,7 @@ def test_a_large_gallery_gets_an_index_when_it_is_saved(
 
 
 def test_without_structure_search_stays_exact_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    gallery = Gallery(exact_below=1000)
+    gallery = Gallery.open(None, exact_below=1000)
     gallery.add(np.random.default_rng(4).standard_normal((3000, 64)))
     engine_of(gallery).build_index()
     assert gallery.engine.exact
@@ -412,7 +423,7 @@ def test_without_structure_search_stays_exact_and_says_so(caplog: pytest.LogCapt
 
 def test_equal_entries_do_not_lower_the_measured_recall() -> None:
     """100 copies of each: which 10 of them are found does not matter."""
-    gallery = Gallery(exact_below=1000)
+    gallery = Gallery.open(None, exact_below=1000)
     gallery.add(np.repeat(np.random.default_rng(5).standard_normal((50, 16)), 100, axis=0))
     engine_of(gallery).build_index()
     about = engine_of(gallery).index

@@ -75,7 +75,9 @@ def test_verify(file: Path, weights: Path, mini_root: Path) -> None:
 
 def test_a_calibration_of_something_else_is_refused(file: Path, weights: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.pth"
-    torch.save({**torch.load(weights, weights_only=True), "more": 1}, other)
+    content = torch.load(weights, weights_only=True)
+    next(iter(content["model"].values())).add_(1)
+    torch.save(content, other)
     with pytest.raises(UserError, match=r"with the weights .*best\.pth, which are not those of .*other\.pth"):
         Predictor.load(other, calibration=file)
     with pytest.raises(UserError, match="with return pattern 3, not 1"):

@@ -176,7 +176,8 @@ def test_other_options_are_refused(
     out = run()
     other = tmp_path / "other.pth"
     checkpoint = torch.load(weights, weights_only=True)
-    torch.save({**checkpoint, "more": 1}, other)
+    next(iter(checkpoint["model"].values())).add_(1)
+    torch.save(checkpoint, other)
 
     def refused(message: str, *options: str, **changed: Path) -> None:
         before = content(out)
@@ -261,6 +262,10 @@ def test_short_descriptors(
         (["--fit_on", "x"], "--fit_on learns a new PCA; add --dim N"),
         (["--whiten", "1"], "--whiten shapes a new PCA; add --dim N"),
         (["--dim", "4", "--fit_on", "x"], r"x/embedding\.json cannot be read: No such file"),
+        (
+            ["--dim", "4", "DATASETS.NAMES", "Synthetic", "DATASETS.ROOT_DIR", "nowhere"],
+            r"training split, but there is no folder .*nowhere/Synthetic.*; --fit_on learns it on",
+        ),
         (["--dim", "4", "DATASETS.ROOT_DIR", "/nowhere"], "there is no folder /nowhere"),
         (["--pattern", "5"], "there is no return pattern 5"),
     ],

@@ -26,6 +26,7 @@ from errors import UserError
 from inference import Predictor, Triple
 from inference.export import ImagesToFeatures
 from inference.model_folder import find_scores
+from inference.origin import name_model
 from trained import load_trained
 
 pytest.importorskip("onnxruntime")
@@ -134,6 +135,10 @@ def test_a_model_folder_replaces_its_checkpoint(run: Path, tmp_path: Path) -> No
     command.main([str(run / "last.pth"), str(folder)])
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.yml", "model.safetensors"]
     assert list(folder.parent.iterdir()) == [folder]
+    # The same model to galleries, PCA and thresholds.
+    origins = [Predictor.load(weights).origin for weights in (run / "last.pth", folder)]
+    names = {name_model(origin.as_dict()) for origin in origins if origin is not None}
+    assert len(names) == 1
     # The same features, scores, cameras and choice.
     triple = Triple(rgb=np.arange(128 * 64).reshape(128, 64).astype(np.uint8), camera=1)
     features = [Predictor.load(weights).embed([triple]) for weights in (run / "last.pth", folder)]
@@ -160,15 +165,16 @@ def test_a_model_folder_replaces_its_checkpoint(run: Path, tmp_path: Path) -> No
 
 def test_scores_of_other_weights_are_not_used(run: Path, tmp_path: Path) -> None:
     best = load_trained(run / "best.pth")
-    assert find_scores(best, run) is not None
-    assert find_scores(best, tmp_path) is None
-    assert find_scores(load_trained(run / "best.pth", ["TEST.MISS", "r"]), run) is None
+    assert "pattern_1" in find_scores(best, run)
+    assert "there was no metrics.json beside the checkpoint" in find_scores(best, tmp_path)
+    overridden = load_trained(run / "best.pth", ["TEST.MISS", "r"])
+    assert "they were measured with other settings than TEST.MISS" in find_scores(overridden, run)
     metrics = json.loads((run / "metrics.json").read_text())
     metrics["summary"]["best on test"]["test_mAP"] += 1
     metrics["epochs"][0]["loss"] += 1
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    assert find_scores(best, tmp_path) is None
-    assert find_scores(load_trained(run / "last.pth"), tmp_path) is None
+    for trained in (best, load_trained(run / "last.pth")):
+        assert "is of another run or epoch" in find_scores(trained, tmp_path)
 
 
 @pytest.mark.parametrize(

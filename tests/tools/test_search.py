@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,19 @@ def test_a_gallery_is_built_from_shards(embeddings: Path, tmp_path: Path) -> Non
         search.main(["build", str(embeddings), str(path)])
 
 
+@pytest.mark.parametrize("name", ["people.gallery", "people.db"])
+@pytest.mark.parametrize("embeddings", ["npz"], indirect=True)
+def test_a_build_that_was_interrupted_is_not_searched(name: str, embeddings: Path, tmp_path: Path) -> None:
+    shard = embeddings / "part-00001.npz"
+    shard.write_bytes(shard.read_bytes()[:200])
+    command = ["build", str(embeddings), str(tmp_path / name)]
+    with pytest.raises(UserError, match=r"part-00001\.npz cannot be read"):
+        search.main(command)
+    save_arrays(shard, arrays_of(slice(4, 7)))
+    with pytest.raises(UserError, match=f"{name} is not complete, because filling it was interrupted"):
+        search.main(command)
+
+
 @pytest.mark.parametrize("embeddings", ["npz"], indirect=True)
 def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> None:
     def refused(message: str) -> None:
@@ -104,9 +118,18 @@ def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> Non
 class Embeds:
     """Stands for a predictor: the descriptor is the number in the name of the RGB file."""
 
-    def __init__(self, weights: str, pattern: int, pca: Path | None) -> None:
-        digest = hash_file(Path(weights))
-        self.origin = Origin(weights, digest, pattern, {}, "" if pca is None else hash_file(pca))
+    def __init__(
+        self,
+        weights: str,
+        overrides: Sequence[str] = (),
+        *,
+        pattern: int,
+        pca: Path | None = None,
+        config_file: str | None = None,
+    ) -> None:
+        assert config_file in (None, "settings.yml")
+        digest, settings = hash_file(Path(weights)), dict(zip(overrides[::2], overrides[1::2], strict=True))
+        self.origin = Origin(weights, digest, pattern, settings, "" if pca is None else hash_file(pca))
 
     def embed(self, triples: list[Triple]) -> np.ndarray:
         return np.stack([FEATURES[int(Path(str(triple.rgb)).stem)] for triple in triples])
@@ -122,7 +145,7 @@ def test_a_query_prints_its_nearest_entries(
     command = ["query", str(path), "--weights", str(weights), "--rgb", "6.jpg"]
     with pytest.raises(UserError, match=r"there is no gallery .*people\.gallery; make it with tools\.search"):
         search.main(command)
-    with Gallery.open(path, model=name_model(Embeds(str(weights), 3, None).origin.as_dict())) as gallery:
+    with Gallery.open(path, model=name_model(Embeds(str(weights), pattern=3).origin.as_dict())) as gallery:
         arrays = arrays_of(slice(0, 7))
         gallery.add(FEATURES, ids=arrays["ids"], cameras=arrays["cameras"], files=arrays["files"].tolist())
         cosine = gallery.search(FEATURES[6], 1, camera=1).similarities[0, 0]
@@ -139,6 +162,12 @@ def test_a_query_prints_its_nearest_entries(
     assert "none that --camera and --without allow" in "".join(capsys.readouterr())
     with pytest.raises(UserError, match=r"has features of the model .*-pattern-3-.*, not of .*-pattern-1-"):
         search.main([*command, "--pattern", "1"])
+    with pytest.raises(UserError, match="has features of the model"):
+        search.main([*command, "TEST.NECK_FEAT", "after"])
+    with pytest.raises(SystemExit):
+        search.main([*command, "--modle", "x"])
+    with pytest.raises(SystemExit):
+        search.main(["build", str(tmp_path), str(path), "TEST.NECK_FEAT", "after"])
     weights.write_bytes(b"others")
     with pytest.raises(UserError, match="has features of the model"):
         search.main(command)
