@@ -14,7 +14,7 @@ from pathlib import Path
 from config import check_resumable, load_config, stored_config, warn_about_unused
 from datasets.build import build_data
 from engine.build import make_device, make_train_options
-from engine.checkpoint import Progress, check_same_data, find_checkpoint
+from engine.checkpoint import Progress, check_same_data, checked_keys, find_checkpoint
 from engine.command import run_command
 from engine.distributed import World
 from engine.final import score_epochs, write_metrics
@@ -24,8 +24,8 @@ from engine.train import Trainer
 from evaluation.build import make_evaluate
 from modeling.checkpoint_names import with_current_names
 from modeling.cost import measure_cost
-from modeling.make_model import make_model, warn_random_start
-from modeling.weights import start_from
+from modeling.make_model import fill_start, make_model, warn_random_start
+from modeling.weights import frozen_entries
 from reporting.build import make_selection_watch
 from solver.build import make_criterion, make_optimizer, make_schedule
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
         stored = stored_config(earlier.get("config"), args.resume or folder / "last.pth")
-        check_resumable(stored, cfg, force=args.force)
+        check_resumable(stored, cfg, force=args.force, harmless=checked_keys(earlier))
         # Checkpoints of version 1 do not say what the run started from.
         earlier["progress"].setdefault("initial_weights", stored.MODEL.PRETRAIN_PATH_T or "random")
     with world.joined(device):
@@ -53,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with world.main_first():
             data = build_data(cfg, rank=world.rank, num_processes=world.size)
         model = make_model(cfg, *data.split.sizes)
-        start = {}
-        if earlier is None or cfg.TEST.CONTROLS:
-            start = start_from(model, cfg.MODEL.PRETRAIN_PATH_T, allow_partial=args.allow_partial)
+        start, trunk_file = fill_start(cfg, model, earlier, allow_partial=args.allow_partial)
         untrained = deepcopy(model) if cfg.TEST.CONTROLS else None
         model.to(device)
         seen = data.validation or data.test  # all that training may look at
@@ -74,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             options=make_train_options(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
             progress=Progress(**start),
             rename=with_current_names,
+            frozen=frozen_entries(model),
+            trunk_file=trunk_file,
             world=world,
             draw_pictures=make_selection_watch(cfg, seen.loader, device),
         )

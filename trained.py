@@ -17,7 +17,7 @@ from engine.runtime import seed_everything
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
-from modeling.weights import ModelFile, fill_model, read_model
+from modeling.weights import ModelFile, add_trunk, fill_model, read_model
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def load_trained(
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)
     seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
     model = make_model(cfg, *split.sizes)
-    fill_model(model, file, allow_partial=allow_partial)
+    fill_model(model, add_trunk(model, file, cfg.MODEL.PRETRAIN_PATH_T), allow_partial=allow_partial)
     origin = {name: content[name] for name in ORIGIN if name in content}
     return Trained(cfg, model, split, describe_choice(content), origin, differences)
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+TRUNK_FILE = "trunk"
+"""In a checkpoint without what MODEL.TUNE has frozen, the entry that says which file holds it."""
+
 BLOCK = 2**20  # bytes that are read at once
 
 

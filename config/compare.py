@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Any
 
 from yacs.config import CfgNode
@@ -31,12 +32,15 @@ def _changed(earlier: CfgNode, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: (before[key], now[key]) for key in sorted(now) if before[key] != now[key]}
 
 
-def check_resumable(earlier: CfgNode, cfg: CfgNode, *, force: bool) -> None:
-    """List the settings that have changed, and refuse those that alter the result unless `force` is given."""
+def check_resumable(earlier: CfgNode, cfg: CfgNode, *, force: bool, harmless: Collection[str] = ()) -> None:
+    """List the settings that have changed, and refuse those that alter the result unless `force` is given.
+
+    `harmless` are more keys that do not alter it.
+    """
     changed = _changed(earlier, cfg)
     for key, values in changed.items():
         logger.warning("since the start of the run %s changed from %r to %r", key, *values)
-    altering = [key for key in changed if key not in HARMLESS]
+    altering = [key for key in changed if key not in HARMLESS and key not in harmless]
     if altering and not force:
         raise ConfigError(
             f"the run was started with other settings that alter its result ({', '.join(altering)}); "

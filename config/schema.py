@@ -96,6 +96,11 @@ NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL
 NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
 NO_SIGNAL = (lambda cfg: not cfg.MODEL.USE_SIGNAL, "MODEL.USE_SIGNAL is off")
+NO_SMALL_PARTS = (lambda cfg: cfg.MODEL.TUNE not in ("adapter", "lora"), "MODEL.TUNE has no new weights")
+NO_FROZEN = (
+    lambda cfg: cfg.MODEL.TUNE == "full" and not cfg.MODEL.FROZEN,
+    "MODEL.TUNE full trains the whole trunk",
+)
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
 NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
 FROM_CSV = (lambda cfg: cfg.DATASETS.NAMES == "CSV", "DATASETS.NAMES is CSV")
@@ -125,7 +130,17 @@ TABLE = (
     TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
     TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
     TrainKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
-    TrainKey("MODEL.FROZEN", False, "Do not train the backbone."),
+    Key("MODEL.TUNE", "full",
+        "What of the [trunk](method.md#tuning) learns: `full`, `frozen` (nothing), `bias` (its biases), or, "
+        "beside frozen weights, an `adapter` or `lora` in each block.",
+        one_of("full", "frozen", "adapter", "lora", "bias")),
+    Key("MODEL.TUNE_RANK", 16, "Width of an adapter's bottleneck; rank of LoRA.", between(1, 4096),
+        unused=(NO_SMALL_PARTS,)),
+    Key("MODEL.TUNE_SCALE", 1.0, "Factor on what adapters or LoRA add.", ABOVE_0, unused=(NO_SMALL_PARTS,)),
+    Key("MODEL.ADAPTER_SHARED", True,
+        "All modalities share the adapters or LoRA. False: each modality has its own.",
+        unused=(NO_SMALL_PARTS,)),
+    TrainKey("MODEL.FROZEN", False, "DeMo's name for `MODEL.TUNE frozen`."),
     Key("MODEL.SIE_CAMERA", False, "Learn an embedding per camera.",
         demo=(True, "Off until a file says so.")),
     Key("MODEL.SIE_VIEW", False, "Learn an embedding per scene; with SIE_CAMERA, one per pair."),
@@ -222,7 +237,8 @@ TABLE = (
         demo=(128, FILE_201)),
     TrainKey("SOLVER.BASE_LR", 3.5e-4, "Learning rate outside the backbone.", ABOVE_0, demo=(0.009, FILES)),
     TrainKey("SOLVER.BACKBONE_LR", 0.0,
-        "Learning rate of the backbone. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo.", FROM_0),
+        "Learning rate of the trunk's own weights. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo; "
+        "BASE_LR for `MODEL.TUNE bias`. Adapters and LoRA learn at BASE_LR.", FROM_0),
     TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
     TrainKey("SOLVER.LARGE_FC_LR", False, "A rate of their own for classifiers: FC_LR_FACTOR × BASE_LR."),
     TrainKey("SOLVER.FC_LR_FACTOR", 2.0, "Its factor.", ABOVE_0, unused=(SAME_FC_LR,)),
@@ -247,6 +263,9 @@ TABLE = (
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
         demo=(10, "The last and the best are kept.")),
+    FreeKey("SOLVER.SAVE_TRUNK", False,
+        "Checkpoints also hold what `MODEL.TUNE` freezes. False: the SHA-256 of its file.",
+        unused=(NO_FROZEN,)),
     FreeKey("SOLVER.LOG_PERIOD", 10, "Steps between two log lines.", ABOVE_0),
     FreeKey("SOLVER.EVAL_PERIOD", 1, "Epochs between evaluations. The last epoch always has one.", ABOVE_0),
 
@@ -270,6 +289,8 @@ RULES: tuple[Condition, ...] = (
     (lambda cfg: cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_GUIDE == "attention" and cfg.MODEL.SLIM_LAYERS,
      "MODEL.SDTPS_GUIDE attention reads the attention of all patches; set MODEL.SLIM_LAYERS to [], or choose "
      "another guide"),
+    (lambda cfg: cfg.MODEL.FROZEN and cfg.MODEL.TUNE not in ("full", "frozen"),
+     "MODEL.FROZEN means MODEL.TUNE frozen, but MODEL.TUNE is {MODEL.TUNE}; set MODEL.FROZEN to False"),
     (lambda cfg: cfg.MODEL.ATM and not cfg.MODEL.HDM,
      "MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off"),
     (lambda cfg: cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS,

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from engine.files import write_atomically
 from errors import UserError, on_one_line
 from evaluation.result import scores_by_pattern
 from structures import BEST_ON
-from weight_file import file_fault, is_plain, is_whole
+from weight_file import TRUNK_FILE, file_fault, is_plain, is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +116,11 @@ def find_checkpoint(resume: str | None, folder: Path) -> dict[str, Any] | None:
     return load_checkpoint(Path(resume) if resume else folder / "last.pth")
 
 
+def checked_keys(content: Mapping[str, Any]) -> list[str]:
+    """Keys that a resumed run may change, since what they name is compared with the checkpoint itself."""
+    return ["MODEL.PRETRAIN_PATH_T"] if TRUNK_FILE in content else []
+
+
 def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Fill an optimiser from a state dict that `check_resumable_content` has checked.
 
@@ -193,6 +198,14 @@ def check_resumable_content(
         wanted["raw_model"] = model
     for name in wanted:
         _refuse(name, content.get(name), wanted[name])
+
+
+def held_entries(
+    content: Mapping[str, Any], model: Mapping[str, Tensor], frozen: Container[str]
+) -> dict[str, Tensor]:
+    """What a checkpoint must hold of a state dict: all or, if it names a trunk file, what is not `frozen`."""
+    whole = content.get(TRUNK_FILE) is None
+    return {name: tensor for name, tensor in model.items() if whole or name not in frozen}
 
 
 def check_model(state: Any, model: Mapping[str, Tensor]) -> None:

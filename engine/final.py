@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from engine.checkpoint import check_model, open_checkpoint
+from engine.checkpoint import check_model, held_entries, open_checkpoint
 from engine.files import save_arrays, save_json
 from engine.run_folder import QUERY_SCORES
 from engine.train import Trainer
@@ -76,8 +76,8 @@ def _load_best(trainer: Trainer) -> tuple[int, float]:
     if trainer.world.is_main:
         content = open_checkpoint(trainer.folder / "best.pth")
         weights = trainer.rename(content.get("model"))
-        check_model(weights, trainer.tested.state_dict())
-        trainer.tested.load_state_dict(weights)
+        check_model(weights, held_entries(content, trainer.tested.state_dict(), trainer.frozen))
+        trainer.tested.load_state_dict(weights, strict=False)
         choice = content["epoch"], content["chosen_mAP"]
     trainer.world.share(trainer.tested.state_dict().values())
     return trainer.world.gather_objects(choice)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from engine.board import open_board
 from engine.checkpoint import (
     Progress,
     check_resumable_content,
+    held_entries,
     load_optimizer,
     random_states,
     restore_random_states,
@@ -37,6 +38,7 @@ from errors import UserError
 from evaluation.loop import Evaluate
 from evaluation.result import EvaluationResult
 from structures import ModalBatch, ModelOutput
+from weight_file import TRUNK_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,9 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)  # how far the run has come
     # Brings the weights in a checkpoint of an earlier version under the names of today.
     rename: Callable[[Any], Any] = lambda weights: weights
+    frozen: Container[str] = ()  # names of the weights that do not learn and that a file may hold
+    # Which file that is; checkpoints then leave these weights out. Empty if they hold everything.
+    trunk_file: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         on_cuda = self.device.type == "cuda"
@@ -129,7 +134,8 @@ class Trainer:
             )
         names = [name for name in ("model", "raw_model") if name in content]
         content = {**content, **{name: self.rename(content[name]) for name in names}}
-        check_resumable_content(content, self.model.state_dict(), self.optimizer, self.device)
+        held = held_entries(content, self.model.state_dict(), self.frozen)
+        check_resumable_content(content, held, self.optimizer, self.device)
         progress = Progress(**content["progress"])
         self.set_epoch(progress.epoch + 1, 0)  # epochs differ in length
         if progress.steps_in_epoch > len(self.loader):
@@ -144,9 +150,9 @@ class Trainer:
                 "the end; copy it there from the folder that the run was started in"
             )
         # Restore weights, optimiser, progress and random states.
-        self.model.load_state_dict(content.get("raw_model", content["model"]))
+        self.model.load_state_dict(content.get("raw_model", content["model"]), strict=False)
         if self.average is not None:
-            self.average.module.load_state_dict(content["model"])
+            self.average.module.load_state_dict(content["model"], strict=False)
         load_optimizer(self.optimizer, content["optimizer"])
         if content["scaler"] and self.mixed_precision:
             self.scaler.load_state_dict(content["scaler"])
@@ -244,8 +250,7 @@ class Trainer:
             progress.best_map = result.main.mean_ap
         # Save; last.pth comes last: a run that is killed before it repeats the epoch and the other files.
         if self.world.is_main:
-            kept = {"config": self.options.config, "data": self.options.data}
-            weights = {"model": self.tested.state_dict(), "epoch": epoch, **kept}
+            weights = {"model": self._held(self.tested), "epoch": epoch, **self._description()}
             if is_best:
                 choice = {"chosen_on": self.options.eval_split, "chosen_mAP": 100 * progress.best_map}
                 save_checkpoint(self.folder / "best.pth", **weights, **choice)
@@ -375,18 +380,26 @@ class Trainer:
             if board is not None:
                 board.flush()  # a resumed run does not draw again what comes before its checkpoint
         if self.world.is_main:
-            raw = {} if self.average is None else {"raw_model": self.model.state_dict()}
+            raw = {} if self.average is None else {"raw_model": self._held(self.model)}
             save_checkpoint(
                 self.folder / "last.pth",
-                model=self.tested.state_dict(),
+                model=self._held(self.tested),
                 **raw,
                 optimizer=self.optimizer.state_dict(),
                 scaler=self.scaler.state_dict(),
                 progress=asdict(self.progress),
                 random=states,
-                config=self.options.config,
-                data=self.options.data,
+                **self._description(),
             )
+
+    def _held(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights of a model that checkpoints hold."""
+        return held_entries(self._description(), model.state_dict(), self.frozen)
+
+    def _description(self) -> dict[str, Any]:
+        """What checkpoints say beside the weights."""
+        trunk = {TRUNK_FILE: dict(self.trunk_file)} if self.trunk_file else {}
+        return {"config": self.options.config, "data": self.options.data, **trunk}
 
     def _check_stop(self) -> None:
         """Stop if a signal has reached any of the processes; all of them stop after the same step.

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds by part, and speed on this device."""
+"""What a model costs: parameters and multiply-adds by part, memory of a training step, speed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from modeling.branches import Branch
 from modeling.reid_model import MultiModalReID
 from structures import ModalBatch, Modality, PerModality
 
+BATCH = 2
+"""Triples of which the memory of a training step is measured; batch normalisation needs two."""
+
 
 @dataclass(frozen=True)
 class PartCost:
@@ -28,6 +31,48 @@ class PartCost:
     parameters: int
     trainable: int
     multiply_adds: int
+
+    @property
+    def frozen(self) -> int:
+        """Parameters that do not train."""
+        return self.parameters - self.trainable
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes that a step of training holds when its backward pass starts, and that it ends with.
+
+    They are counted, not read from the operating system: what the allocator adds, and what a kernel needs for
+    a moment, is not in them.
+    """
+
+    weights: int  # parameters and buffers
+    gradients: int  # of what trains
+    moments: int  # two for each weight that trains, as Adam keeps them
+    activations: int  # what the forward pass keeps for the backward pass, for one triple
+    peak: int | None = None  # of forward and backward of `BATCH` triples as CUDA measured it; None elsewhere
+
+    @property
+    def fixed(self) -> int:
+        """What does not depend on the batch."""
+        return self.weights + self.gradients + self.moments
+
+    def total(self, batch_size: int) -> int:
+        """All of it, for a batch of so many triples."""
+        return self.fixed + batch_size * self.activations
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for metrics.json."""
+        names = {"activations": "activations_per_triple", "peak": f"cuda_peak_of_{BATCH}_triples"}
+        return {names.get(name, name): value for name, value in vars(self).items() if value is not None}
+
+    def text(self) -> str:
+        """One line."""
+        line = (
+            f"training step: {self.fixed / 1e6:.1f} MB for weights, gradients and Adam's moments, and "
+            f"{self.activations / 1e6:.1f} MB of activations per triple"
+        )
+        return line if self.peak is None else f"{line}; CUDA's peak for {BATCH}: {self.peak / 1e6:.1f} MB"
 
 
 @dataclass(frozen=True)
@@ -39,6 +84,7 @@ class CostReport:
     batch_size: int  # triples per batch in that measurement
     device: str  # where it was measured
     tokens: tuple[int, ...]  # how many tokens of one image enter each block of the backbone
+    step_memory: StepMemory
 
     @property
     def total(self) -> PartCost:
@@ -58,6 +104,7 @@ class CostReport:
                 for part in (*self.parts, self.total)
             },
             "tokens_per_block": list(self.tokens),
+            "training_step_bytes": self.step_memory.as_dict(),
             "images_per_second": self.images_per_second,
             "batch_size": self.batch_size,
             "device": self.device,
@@ -65,12 +112,12 @@ class CostReport:
 
     def table(self) -> str:
         """The report as text."""
-        lines = [f"{'cost':<10} {'parameters':>12} {'GFLOPs':>9} {'share':>7}"]
+        lines = [f"{'cost':<10} {'trained':>12} {'frozen':>12} {'GFLOPs':>9} {'share':>7}"]
         for part in (*self.parts, self.total):
-            millions, giga = part.parameters / 1e6, part.multiply_adds / 1e9
+            trained, frozen, giga = part.trainable / 1e6, part.frozen / 1e6, part.multiply_adds / 1e9
             share = part.multiply_adds / self.total.multiply_adds
-            lines.append(f"{part.name:<10} {millions:>10.3f} M {giga:>9.4f} {share:>7.2%}")
-        lines.append(f"trainable parameters: {self.total.trainable / 1e6:.2f} M")
+            lines.append(f"{part.name:<10} {trained:>10.3f} M {frozen:>10.3f} M {giga:>9.4f} {share:>7.2%}")
+        lines.append(self.step_memory.text())
         runs = [(count, len(list(blocks))) for count, blocks in groupby(self.tokens)]
         if len(runs) > 1:
             lines.append(f"tokens: {', '.join(f'{count} in {blocks} blocks' for count, blocks in runs)}")
@@ -165,8 +212,61 @@ def measure_speed(model: MultiModalReID, batch_size: int, *, min_seconds: float 
         return 3 * batch_size * passes / (time.perf_counter() - start)
 
 
+@contextmanager
+def _training(model: MultiModalReID) -> Iterator[ModalBatch]:
+    """For a while the model in training mode, and random triples; then all is as it was.
+
+    Running statistics and the random generators are put back, and gradients are dropped.
+    """
+    device = next(model.parameters()).device
+    images = PerModality.build(lambda _: torch.zeros(BATCH, 3, *model.backbone.img_size, device=device))
+    ids = torch.zeros(BATCH, dtype=torch.long, device=device)
+    was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
+    half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")  # as training does
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad(), half:
+            yield ModalBatch(images.map(torch.randn_like), ids, ids, ids)
+    finally:
+        model.train(was_training).zero_grad(set_to_none=True)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+
+
+def measure_step_memory(model: MultiModalReID) -> StepMemory:
+    """Count the bytes of a training step, in mixed precision on CUDA; the model stays as it was."""
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    trained = sum(p.nbytes for p in parameters if p.requires_grad)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*parameters, *buffers)}
+    # Hold what is saved until the end, so that no memory is counted under two addresses or one under both.
+    saved: list[Tensor] = []
+    with _training(model) as batch:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.detach()), lambda _: _never()):
+            output = model.train()(batch)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+        activations = sum(size for address, size in storages.items() if address not in own) // BATCH
+        del output
+        saved.clear()
+        peak = _cuda_peak(model, batch) if batch.person_ids.is_cuda else None
+    weights = sum(tensor.nbytes for tensor in (*parameters, *buffers))
+    return StepMemory(weights, trained, 2 * trained, activations, peak)
+
+
+def _never() -> Tensor:
+    raise AssertionError("nothing runs backward while the saved tensors are counted")
+
+
+def _cuda_peak(model: MultiModalReID, batch: ModalBatch) -> int:
+    """The most memory that CUDA held during forward and backward."""
+    torch.cuda.reset_peak_memory_stats(batch.person_ids.device)
+    output = model.train()(batch)
+    torch.stack(
+        [head.logits.float().sum() for head in output.heads] + list(output.losses.values())
+    ).sum().backward()
+    return torch.cuda.max_memory_allocated(batch.person_ids.device)
+
+
 def measure_cost(model: MultiModalReID) -> CostReport:
-    """Count parameters and multiply-adds by part, and measure the speed on the model's device."""
+    """Count parameters, multiply-adds and memory, and measure the speed on the model's device."""
     multiply_adds = count_multiply_adds(model)
     parts = []
     for title, part in model_parts(model).items():
@@ -178,4 +278,5 @@ def measure_cost(model: MultiModalReID) -> CostReport:
     where = torch.cuda.get_device_name(device) if on_cuda else f"CPU, threads: {torch.get_num_threads()}"
     batch_size = 64 if on_cuda else 4
     speed = measure_speed(model, batch_size)
-    return CostReport(tuple(parts), speed, batch_size, where, count_tokens(model))
+    tokens, memory = count_tokens(model), measure_step_memory(model)
+    return CostReport(tuple(parts), speed, batch_size, where, tokens, memory)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from yacs.config import CfgNode
@@ -22,7 +23,9 @@ from modeling.branches.signal import SignalBranch
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
+from modeling.weights import describe_trunk_file, find_trunk_file, start_from
 from structures import Modality
+from weight_file import TRUNK_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +101,31 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     return model
 
 
+def fill_start(
+    cfg: CfgNode, model: MultiModalReID, earlier: Mapping[str, Any] | None, *, allow_partial: bool = False
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Fill a model with what its run starts from, as far as the checkpoint to resume from does not hold it.
+
+    Args:
+        cfg: MODEL.PRETRAIN_PATH_T names the file. The controls (TEST.CONTROLS) need it in any case.
+        model: as it was built.
+        earlier: the content of the checkpoint to resume from; None to start.
+        allow_partial: load what fits.
+
+    Returns:
+        What the run keeps of its start, and the file that its checkpoints need; both may be empty.
+    """
+    path: str = cfg.MODEL.PRETRAIN_PATH_T
+    tuned = None if earlier is None else earlier.get(TRUNK_FILE)
+    if earlier is not None and tuned is None:  # its checkpoints hold everything, and will do so
+        return (start_from(model, path, allow_partial=allow_partial) if cfg.TEST.CONTROLS else {}), {}
+    if tuned is not None:
+        find_trunk_file(model, "the checkpoint", tuned, path)
+    start = start_from(model, path or (tuned or {}).get("path", ""), allow_partial=allow_partial)
+    trunk_file = describe_trunk_file(model, start, allow_partial=allow_partial)
+    return start, {} if cfg.SOLVER.SAVE_TRUNK else trunk_file
+
+
 def warn_random_start(cfg: CfgNode, initial_weights: str) -> None:
     """Log that a model has started from `random` weights, unless its backbone is made for it."""
     name = cfg.MODEL.TRANSFORMER_TYPE
@@ -144,8 +172,12 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
         slim_layers=options.SLIM_LAYERS,
         recompute=cfg.SOLVER.GRAD_CHECKPOINT,
     )
-    if options.FROZEN:
-        backbone.vit.requires_grad_(False)
+    backbone.tune(
+        "frozen" if options.FROZEN else options.TUNE,
+        rank=options.TUNE_RANK,
+        scale=options.TUNE_SCALE,
+        shared=options.ADAPTER_SHARED,
+    )
     return backbone
 
 

@@ -88,7 +88,8 @@ class MultiModalReID(nn.Module):
     def encode(self, batch: ModalBatch) -> ModalTokens:
         """The first half of `forward`: the three modalities in one call of the backbone."""
         ids = self._embedding_ids(batch).repeat(len(Modality))
-        encoded = self.backbone(torch.cat(batch.images), ids)  # 3B images
+        counts = [images.shape[0] for images in batch.images]
+        encoded = self.backbone(torch.cat(batch.images), ids, counts=counts)  # 3B images
         tokens = self._as_tokens(encoded, batch.images, _split)
         if encoded.slimmed is None:
             return tokens
@@ -134,15 +135,18 @@ class MultiModalReID(nn.Module):
     def _encode_missing(self, batch: ModalBatch) -> ModalTokens:
         """The tokens that `encode` would give if all images of the batch were missing.
 
-        They depend on the camera alone, so that each camera of the batch is encoded once.
+        They depend on the camera alone, so that each camera of the batch is encoded once; or once for each
+        modality, if the backbone tells them apart.
         """
         ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
         images = torch.zeros_like(batch.images.rgb)
-        encoded = self.backbone(images[: len(ids)], ids)
+        times = len(Modality) if self.backbone.by_modality else 1
+        blank = images[: len(ids)].repeat(times, 1, 1, 1)
+        encoded = self.backbone(blank, ids.repeat(times), counts=[len(ids)] * times)
 
         def shared(tensor: Tensor) -> PerModality[Tensor]:
-            rows = tensor[sample_ids]
-            return PerModality(rows, rows, rows)
+            by_modality = tensor.unflatten(0, (times, -1)).expand(len(Modality), *[-1] * tensor.dim())
+            return PerModality(*(rows[sample_ids] for rows in by_modality))
 
         return self._as_tokens(encoded, PerModality(images, images, images), shared)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from modeling.checkpoint_names import (
 )
 from modeling.pretrained import FROM_TIMM, fetch, identify_trunk, to_timm_names
 from modeling.reid_model import MultiModalReID
-from weight_file import hash_file
+from weight_file import TRUNK_FILE, hash_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,9 @@ CHECKOUT = Path(__file__).parents[1]
 
 TRUNK = "backbone.vit."
 """Prefix of the entries that are the trunk."""
+
+TUNING = "backbone.tuning."
+"""Prefix of the entries that are adapters or LoRA."""
 
 CAMERA_EMBEDDING = "backbone.camera_embed"
 """The entry with a row for each camera, scene, or pair of both."""
@@ -123,9 +126,17 @@ def trunk_entries(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith(TRUNK)}
 
 
-def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor]]:
-    """Read a weight file that the setting `key` names; returns what `recognise` does."""
-    return recognise(find_tensors(read_content(path, key=key), path), path)
+def read_any(path: str | Path, *, key: str = "") -> tuple[str, dict[str, Tensor], Any]:
+    """Read a weight file that the setting `key` names; returns what `recognise` does, and all it holds."""
+    content = read_content(path, key=key)
+    if _lacks_trunk(content):
+        return "ours", find_tensors(content, path), content
+    return *recognise(find_tensors(content, path), path), content
+
+
+def _lacks_trunk(content: Any) -> bool:
+    """Whether the content of a checkpoint of ours names another file that holds its trunk."""
+    return isinstance(content, Mapping) and isinstance(content.get(TRUNK_FILE), Mapping)
 
 
 def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str, Tensor]]:
@@ -145,8 +156,7 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
 
 def read_model(path: str | Path) -> ModelFile:
     """Read a whole model (TEST.WEIGHT): of ours, of DeMo, of the first SDTPS prototype or of Signal."""
-    content = read_content(path, key="TEST.WEIGHT")
-    origin, state = recognise(find_tensors(content, path), path)
+    origin, state, content = read_any(path, key="TEST.WEIGHT")
     if origin not in WHOLE_MODELS:
         raise WeightsError(
             f"{path} holds a backbone, not a whole model; give it as MODEL.PRETRAIN_PATH_T to train_net.py"
@@ -158,14 +168,81 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
     """Fill a model for training from a file, if one is named; returns what the run keeps of its start."""
     if not path:
         return {"initial_weights": "random"}
-    if path == FROM_TIMM:
-        name, found = fetch(model.backbone.vit)
-    else:
-        # The project's own files name weights from the checkout, which may be elsewhere.
-        name, checked_in = path, CHECKOUT / path
-        found = checked_in if not Path(path).exists() and checked_in.is_file() else Path(path)
+    name, found = _find_file(model, path)
     load_pretrained(model, found, allow_partial=allow_partial)
     return {"initial_weights": name, "initial_sha256": hash_file(found)}
+
+
+def _find_file(model: MultiModalReID, path: str) -> tuple[str, Path]:
+    """The name of a weight file, and where it is: fetched, or from the checkout, which may be elsewhere."""
+    if path == FROM_TIMM:
+        return fetch(model.backbone.vit)
+    return path, CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
+
+
+def frozen_entries(model: MultiModalReID) -> frozenset[str]:
+    """The entries of the trunk that do not learn."""
+    named = model.named_parameters()
+    return frozenset(n for n, parameter in named if n.startswith(TRUNK) and not parameter.requires_grad)
+
+
+def describe_trunk_file(
+    model: MultiModalReID, start: Mapping[str, Any], *, allow_partial: bool
+) -> dict[str, str]:
+    """The file that holds all that is frozen in a model, for its checkpoints; empty if there is none.
+
+    Args:
+        model: as `start_from` has filled it.
+        start: what that returned.
+        allow_partial: as given to it; a file that fits in part does not hold all.
+    """
+    if not frozen_entries(model):
+        return {}
+    if "initial_sha256" in start and not allow_partial:
+        return {"path": start["initial_weights"], "sha256": start["initial_sha256"]}
+    if start["initial_weights"] == "random":
+        logger.warning("MODEL.TUNE freezes weights that are random: set MODEL.PRETRAIN_PATH_T")
+    logger.warning("the checkpoints hold the frozen trunk as well, since no weight file is known to hold it")
+    return {}
+
+
+def find_trunk_file(model: MultiModalReID, checkpoint: str | Path, trunk: Any, path: str) -> Path:
+    """The trunk file of a checkpoint; one that is missing or another than in training is refused.
+
+    Args:
+        model: whose trunk it is.
+        checkpoint: its name, for the message.
+        trunk: its entry `TRUNK_FILE`.
+        path: MODEL.PRETRAIN_PATH_T, where it is now; empty for where it was in training.
+    """
+    if not isinstance(trunk, Mapping) or not all(isinstance(trunk.get(n), str) for n in ("path", "sha256")):
+        raise WeightsError(f"checkpoint {checkpoint} is damaged: its entry `{TRUNK_FILE}` cannot be read")
+    path, wanted = path or trunk["path"], trunk["sha256"]
+    _, found = _find_file(model, path)
+    digest = hash_file(found) if found.is_file() else ""
+    if digest != wanted:
+        fault = f"is another file ({digest[:12]}…)" if digest else "does not exist"
+        raise WeightsError(
+            f"{checkpoint} holds only what was tuned, and its trunk file {path} (SHA-256 {wanted[:12]}…) "
+            f"{fault}; put it there, or add MODEL.PRETRAIN_PATH_T FILE"
+        )
+    return found
+
+
+def add_trunk(model: MultiModalReID, file: ModelFile, path: str) -> ModelFile:
+    """The content of a checkpoint that holds only what was tuned, with the trunk from its file.
+
+    Args:
+        model: its trunk is filled.
+        file: the checkpoint; one that holds the whole model is returned as it is.
+        path: MODEL.PRETRAIN_PATH_T; see `find_trunk_file`.
+    """
+    if not _lacks_trunk(file.content):
+        return file
+    load_pretrained(model, find_trunk_file(model, file.path, file.content[TRUNK_FILE], path))
+    own = model.state_dict()
+    frozen = {name: own[name] for name in frozen_entries(model)}
+    return replace(file, state={**frozen, **file.state})
 
 
 def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: bool = False) -> LoadReport:
@@ -174,11 +251,21 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
     The file may hold a trunk, as its authors or timm publish it, or a whole model to start from. Classifiers
     of another number of identities keep their initial values.
     """
-    origin, state = read_any(path, key="MODEL.PRETRAIN_PATH_T")
+    origin, state, content = read_any(path, key="MODEL.PRETRAIN_PATH_T")
+    if _lacks_trunk(content):
+        raise WeightsError(
+            f"MODEL.PRETRAIN_PATH_T: {path} holds only what was tuned; write the whole model with "
+            f"`python -m tools.export {path} FOLDER`, and name FOLDER/model.safetensors"
+        )
     if origin == "ours" and all(name.startswith(TRUNK) for name in state):
         origin, state = "vit", {name.removeprefix(TRUNK): tensor for name, tensor in state.items()}
     elif origin in WHOLE_MODELS:
         whole = ModelFile(path, origin, *to_our_names(state))
+        if not any(
+            name.startswith(TUNING) for name in whole.state
+        ):  # then they are new, and stay as they are
+            new = {name: t for name, t in model.state_dict().items() if name.startswith(TUNING)}
+            whole = replace(whole, state={**whole.state, **new})
         return fill_model(model, whole, allow_partial=allow_partial)
     backbone = model.backbone
     file = to_timm_names(origin, state, backbone.vit, projection=backbone.is_clip)

@@ -62,7 +62,7 @@ def make_schedule(cfg: CfgNode, optimizer: Optimizer) -> WarmCosine:
 
 
 def _backbone_lr(cfg: CfgNode) -> float:
-    """The configured rate or, at 0, DeMo's rate for the kind of backbone."""
-    if cfg.SOLVER.BACKBONE_LR:
-        return float(cfg.SOLVER.BACKBONE_LR)
+    """The configured rate or, at 0, DeMo's rate for the kind of backbone; biases alone need a larger one."""
+    if cfg.SOLVER.BACKBONE_LR or cfg.MODEL.TUNE == "bias":
+        return float(cfg.SOLVER.BACKBONE_LR or cfg.SOLVER.BASE_LR)
     return 5e-6 if cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16" else 0.8 * cfg.SOLVER.BASE_LR

@@ -9,7 +9,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 BACKBONE_PREFIX = "backbone.vit."
-"""Parameters below this name are the backbone; the camera embedding beside it learns like a head."""
+"""Parameters below this name are the trunk; the camera embedding beside it learns like a head."""
+TUNING_PREFIX = "backbone.tuning."
+"""Adapters and LoRA are new weights: they learn like a head too, and have a name of their own in the log."""
 
 FUSED_DEVICES = {"cpu", "cuda"}
 """Where torch 2.5 and later have fused kernels for all three optimisers."""
@@ -28,9 +30,10 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Sort the trainable parameters into groups of one learning rate and weight decay each.
 
-    The backbone learns at `backbone_lr`, biases and all. Elsewhere weights learn at `base_lr`, biases at
-    `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at `fc_lr_factor * base_lr`. Biases have a
-    weight decay of their own everywhere. Frozen parameters are left out. The names of the parameters decide.
+    The trunk learns at `backbone_lr`, biases and all. Elsewhere, adapters included, weights learn at
+    `base_lr`, biases at `bias_lr_factor * base_lr` and, with `large_fc_lr`, classifiers at `fc_lr_factor *
+    base_lr`. Biases have a weight decay of their own everywhere. Frozen parameters are left out. The names of
+    the parameters decide.
 
     Returns:
         Groups with `name`, `params`, `lr` and `weight_decay`, in the order of their first parameter.
@@ -47,7 +50,8 @@ def parameter_groups(
         elif large_fc_lr and "classifier" in name:
             kind, lr = "classifiers", fc_lr_factor * base_lr
         else:
-            kind, lr = "heads", base_lr * bias_lr_factor if is_bias else base_lr
+            kind = "tuning" if name.startswith(TUNING_PREFIX) else "heads"
+            lr = base_lr * bias_lr_factor if is_bias else base_lr
         kind = f"{kind} bias" if is_bias else kind
         decay = weight_decay_bias if is_bias else weight_decay
         group = groups.setdefault((lr, decay), {"params": [], "lr": lr, "weight_decay": decay})

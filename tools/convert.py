@@ -14,7 +14,7 @@ if __name__ == "__main__":
     answer_early(convert_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,7 +27,17 @@ from engine.files import check_destination, save_bytes, write_atomically
 from engine.runtime import setup_log
 from modeling.checkpoint_file import WeightsError
 from modeling.checkpoint_names import why_unused
-from modeling.weights import WHOLE_MODELS, read_any, shorten, to_demo_names, to_our_names, trunk_entries
+from modeling.weights import (
+    TUNING,
+    WHOLE_MODELS,
+    read_any,
+    shorten,
+    to_demo_names,
+    to_our_names,
+    trunk_entries,
+)
+from trained import load_trained
+from weight_file import TRUNK_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = convert_arguments(argv)
     setup_log()
     check_destination(args.output)
-    origin, state = read_any(args.input)
+    origin, state, content = read_any(args.input)
     if origin not in WHOLE_MODELS:
         raise WeightsError(f"{args.input} holds a backbone, not a whole model; there is nothing to translate")
     state, unknown = to_our_names(state)
@@ -70,6 +80,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         unknown.remove(name)
     if unknown:
         raise WeightsError(f"{len(unknown)} entries of {args.input} have no name here: {shorten(unknown)}")
+    # A checkpoint that holds only what was tuned gets its trunk from its file.
+    if isinstance(content, Mapping) and TRUNK_FILE in content:
+        state = load_trained(args.input).model.state_dict()
+    if args.to == "trunk" and any(name.startswith(TUNING) for name in state):
+        raise WeightsError(
+            f"{args.input} has adapters or LoRA, for which a trunk file has no place, and its trunk has not "
+            "changed; use `--to ours`"
+        )
     WRITERS[args.to](state, args.output)
     logger.info("%s (%s) -> %s (%s), %d entries", args.input, origin, args.output, args.to, len(state))
 

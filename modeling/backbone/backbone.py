@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from errors import UserError
 from modeling.backbone.attention import AttentionReader, RolloutReader, attention_layers
 from modeling.backbone.slimming import Slimming, SlimTokens
 from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, keep_rotations, make_trunk
+from modeling.backbone.tuning import Tuning, tune_trunk
 from structures import SlimmedPatches
 
 
@@ -91,6 +92,7 @@ class Backbone(nn.Module):
         if num_embeddings:
             self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
+        self.tuning: Tuning | None = None  # what learns beside a frozen trunk; see `tune`
         # Blocks whose class attention is read: where slimming happens.
         self.slimming = slimming
         depth = len(self.trunk.blocks)
@@ -113,6 +115,18 @@ class Backbone(nn.Module):
         if "rollout" in needs:
             self._rollout = RolloutReader(attention_layers(self.vit))
 
+    def tune(self, kind: str, **options: Any) -> None:
+        """Freeze the trunk, with CLIP's projection, as `kind` says; see `tune_trunk`, also for the options.
+
+        The camera embedding learns in any case: no trunk file has it.
+        """
+        self.tuning = tune_trunk(self.vit, kind, **options)
+
+    @property
+    def by_modality(self) -> bool:
+        """Whether each modality has adapters of its own, so that equal images of two modalities differ."""
+        return self.tuning is not None and self.tuning.by_modality
+
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of the patches."""
@@ -132,14 +146,17 @@ class Backbone(nn.Module):
             return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
         return tokens + camera
 
-    def forward(self, images: Tensor, embedding_ids: Tensor) -> EncodedImages:
-        """Encode images.
+    def forward(self, images: Tensor, embedding_ids: Tensor, counts: Sequence[int] = ()) -> EncodedImages:
+        """Encode images, one modality after the other.
 
         Args:
             images: (B, 3, H, W).
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
+            counts: how many of the images are of each modality; read if `by_modality`.
         """
+        if self.tuning is not None:
+            self.tuning.set_counts(counts)
         # Patches to tokens, with position and camera.
         trunk = self.trunk
         tokens, rotations = trunk.embed(images)  # (B, prefix + N, width)

@@ -14,9 +14,11 @@ import pytest
 import torch
 import torch.distributed.run
 
+from config import load_config
 from conftest import ROOT, SMALL_MODEL, be_rank_1, is_running
 from engine.distributed import World
 from errors import UserError
+from modeling.make_model import make_model
 
 # HDM's dropout has no setting, as in DeMo; without it nothing is random.
 WITHOUT_DROPOUT = """
@@ -123,9 +125,13 @@ def test_one_and_two_processes_agree(tmp_path: Path, settings: list[str]) -> Non
 
 
 def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: list[str]) -> None:
-    """With an average of the weights, which every process keeps for itself."""
+    """With an average of the weights, which every process keeps for itself, and adapters of each modality."""
     short = [*settings, "DATASETS.VAL_IDS", "3", "SOLVER.MAX_EPOCHS", "3", "SOLVER.EVAL_PERIOD", "1"]
-    short += ["SOLVER.EMA_DECAY", "0.9"]
+    short += ["SOLVER.EMA_DECAY", "0.9", "MODEL.TUNE", "adapter", "MODEL.ADAPTER_SHARED", "False"]
+    # A random trunk: with a trained one, rounding decides which triplets are mined.
+    trunk = make_model(load_config(SMALL_MODEL), 8, 2).backbone.vit.state_dict()
+    torch.save({f"backbone.vit.{name}": tensor for name, tensor in trunk.items()}, tmp_path / "trunk.pth")
+    short += ["MODEL.PRETRAIN_PATH_T", str(tmp_path / "trunk.pth")]
     summaries, contents = [], []
     for processes in (1, 2):
         folder = tmp_path / f"run{processes}"
@@ -144,7 +150,8 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
     for entry in ("model", "raw_model"):
         for name, weights in contents[0][entry].items():
             torch.testing.assert_close(contents[1][entry][name], weights, atol=1e-4, rtol=0)
-    name = "branches.moe.hdm.attentions.r.query"
+    assert contents[0]["trunk"] == contents[1]["trunk"]
+    name = "backbone.tuning.0.ni.up.weight"
     assert not torch.equal(contents[0]["model"][name], contents[0]["raw_model"][name])
 
 

@@ -36,6 +36,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "baseline": ("MODEL.SIE_CAMERA", "True"),
     "DeMo": ("MODEL.GLOBAL_LOCAL", "True", "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "1"),
     "SDTPS, Gumbel": (*SDTPS, "MODEL.SDTPS_USE_GUMBEL", "True"),
+    "LoRA of each modality": ("MODEL.TUNE", "lora", "MODEL.ADAPTER_SHARED", "False"),
     "SDTPS, slimmed": (*SDTPS, "MODEL.SLIM_LAYERS", "[1]", "INPUT.SHARED_AUGMENT", "True"),
 }
 
@@ -48,6 +49,8 @@ def make_graph(overrides: Sequence[str], *, pattern: int = 3) -> ImagesToFeature
     model.backbone.vit.blocks = model.backbone.vit.blocks[:1]
     if model.backbone.camera_embed is not None:
         torch.nn.init.normal_(model.backbone.camera_embed)
+    for parameter in () if model.backbone.tuning is None else model.backbone.tuning.parameters():
+        torch.nn.init.normal_(parameter)  # half of them start at 0
     return ImagesToFeatures(model, make_eval_transform(cfg), pattern=pattern)
 
 

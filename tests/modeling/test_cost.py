@@ -3,15 +3,18 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from config.load import load_config
 from modeling import cost
 from modeling.cost import CostReport, count_multiply_adds, measure_cost
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
+from structures import ModalBatch
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NORM = 5  # fvcore counts five operations for each element that a LayerNorm or GroupNorm sees
@@ -113,6 +116,9 @@ def test_counting_and_timing_leave_the_model_as_it_was(training: bool) -> None:
     before = {name: entry.clone() for name, entry in model.state_dict().items()}
     count_multiply_adds(model)
     cost.measure_speed(model, 1, min_seconds=0.0)
+    random = torch.get_rng_state()
+    cost.measure_step_memory(model)
+    assert torch.equal(torch.get_rng_state(), random)
     assert {module.training for module in model.modules()} == {training}
     assert all(torch.equal(entry, before[name]) for name, entry in model.state_dict().items())
 
@@ -137,7 +143,9 @@ def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostRepor
     rows = {line.split()[0]: line.split() for line in report.table().splitlines()}
     for part in (*report.parts, report.total):
         assert rows[part.name][1:] == [
-            f"{part.parameters / 1e6:.3f}",
+            f"{part.trainable / 1e6:.3f}",
+            "M",
+            f"{part.frozen / 1e6:.3f}",
             "M",
             f"{part.multiply_adds / 1e9:.4f}",
             f"{part.multiply_adds / report.total.multiply_adds:.2%}",
@@ -148,3 +156,33 @@ def test_report_has_every_part(model_and_report: tuple[MultiModalReID, CostRepor
 def test_absent_parts_are_left_out() -> None:
     assert list(counted("RGBNT201/Baseline.yml")) == ["backbone", "heads"]
     assert list(counted("RGBNT201/DeMo.yml")) == ["backbone", "PIFE", "HDM", "ATMoE", "heads"]
+
+
+def test_memory_of_a_step_by_hand() -> None:
+    """Two linear layers of 4 x 4 without bias, x -> ReLU(W x) -> V: full, and with W frozen.
+
+    W keeps its input for its gradient; ReLU keeps its output, which is also the input of V; V itself is one
+    of the weights. Each is (2, 3, 4) in float32, 96 bytes for two triples, 48 for one.
+    """
+    weight = 4 * 4 * 4
+    for frozen, activations in ((False, 2 * 48), (True, 48)):
+        model = Two()
+        model.first.requires_grad_(not frozen)
+        memory = cost.measure_step_memory(model)  # type: ignore[arg-type]
+        trained = weight if frozen else 2 * weight
+        assert memory == cost.StepMemory(2 * weight, trained, 2 * trained, activations)
+        assert memory.total(5) == 2 * weight + 3 * trained + 5 * activations
+
+
+class Two(nn.Module):
+    """A model of two layers on (B, 3, 1, 4) images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.backbone = SimpleNamespace(img_size=(1, 4))
+
+    def forward(self, batch: ModalBatch) -> torch.Tensor:
+        """(B, 3, 1, 4) -> (B, 3, 4)."""
+        hidden: torch.Tensor = self.second(self.first(batch.images.rgb.squeeze(2)).relu())
+        return hidden
