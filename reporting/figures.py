@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -228,6 +228,38 @@ def draw_maps(maps: Maps, names: Sequence[str], *, width: float) -> Figure:
             for i, picture in enumerate(views):
                 plane.picture(picture, left + i * (layout.width + GAP), y, layout.width, layout.height)
     _draw_colour_bar(plane, maps, width - EDGE, layout.total - LINE / 2 - EDGE)
+    return plane.figure
+
+
+def draw_kept(rows: Mapping[str, np.ndarray], names: Sequence[str], *, width: float) -> Figure:
+    """Draw the same triples in every row, a block for each triple and in it a column per modality.
+
+    Args:
+        rows: by the text at the left, pictures (T, 3, H, W, 3) in [0, 1].
+        names: of the T triples.
+        width: of the figure in inches.
+    """
+    # Images as wide as the texts at the left allow.
+    num_triples, count, pixel_height, pixel_width, _ = next(iter(rows.values())).shape
+    left = max(map(len, rows)) * 0.6 * LABEL_SIZE / 72 + 2 * EDGE
+    space = width - left - EDGE - (num_triples - 1) * SPACE - num_triples * (count - 1) * GAP
+    image = space / (num_triples * count)
+    height = image * pixel_height / pixel_width
+    block = count * (image + GAP) - GAP + SPACE
+    top = 2 * LINE
+    plane = Plane(width, top + len(rows) * (height + GAP) + EDGE)
+    # The names of triples and modalities, then the rows.
+    for index, name in enumerate(names):
+        plane.text(name, left + index * block + (block - SPACE) / 2, LINE / 2, CAPTION_SIZE)
+        for column, modality in enumerate(Modality):
+            middle = left + index * block + column * (image + GAP) + image / 2
+            plane.text(modality.value, middle, 1.5 * LINE, CAPTION_SIZE)
+    for row, (title, triples) in enumerate(rows.items()):
+        y = top + row * (height + GAP)
+        plane.text(title, left - 2 * EDGE, y + height / 2, ha="right")
+        for index, pictures in enumerate(triples):
+            for column, picture in enumerate(pictures):
+                plane.picture(picture, left + index * block + column * (image + GAP), y, image, height)
     return plane.figure
 
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from engine.command import run_command
 from engine.runtime import setup_log
-from studies import compare, gap, leaderboard, missing, power, run, shift, slim
+from studies import compare, draw, gap, leaderboard, missing, power, run, shift, slim
 
 COMMANDS = {
     "run": run.main,
     "compare": compare.main,
+    "draw": draw.main,
     "gap": gap.main,
     "leaderboard": leaderboard.main,
     "missing": missing.main,

@@ -38,6 +38,9 @@ def _compare(parser: Parser) -> None:
     parser.add_argument(
         "--page", type=output_path, metavar="FILE.md", help="of a study: replace its table in this page"
     )
+    parser.add_argument(
+        "--cost", action="store_true", help="with columns there for the best possible choice and GFLOPs"
+    )
 
 
 def _gap(parser: Parser) -> None:
@@ -67,6 +70,15 @@ def _slim(parser: Parser) -> None:
     )
 
 
+def _draw(parser: Parser) -> None:
+    _finished_study(parser)
+    parser.add_argument("--count", type=int, default=3, help="number of triples, evenly spread (3)")
+    parser.add_argument("--width", type=float, default=7.0, help="of the picture, in inches (7)")
+    parser.add_argument(
+        "--output", type=output_path, metavar="FILE", default=Path("kept.png"), help="(kept.png)"
+    )
+
+
 def _leaderboard(parser: Parser) -> None:
     parser.add_argument("studies", nargs="*", type=Path, metavar="STUDY", help="folders of finished studies")
     parser.add_argument(
@@ -77,6 +89,7 @@ def _leaderboard(parser: Parser) -> None:
 COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "run": ("train the variants of a study with several seeds, or continue, and compare them", _run),
     "compare": ("make the tables from the finished runs of a study, or from two runs", _compare),
+    "draw": ("draw which patches the variants of a study keep in the same triples", _draw),
     "gap": ("compare the difference between two variants in one study with that in another", _gap),
     "leaderboard": ("write the page of scores measured here, and of published ones", _leaderboard),
     "missing": ("evaluate the runs of a study without some modalities", _finished_study),

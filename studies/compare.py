@@ -9,7 +9,7 @@ from pathlib import Path
 from config import load_config
 from engine.files import check_destination
 from errors import UserError
-from studies.pages import check_summary_folder, markdown, short_table, write_block, write_summary
+from studies.pages import SAME, check_summary_folder, markdown, short_table, write_block, write_summary
 from studies.run_folder import RunState, changed_keys, check_runs, thread_counts
 from studies.spec import StudySpec, read_spec
 from studies.summary import RunResult, Summary, read_result, summarise
@@ -37,7 +37,8 @@ def main(args: argparse.Namespace) -> None:
     check_summary_folder(spec.output)
     summary = write_study(args.what[0], spec, args.pattern)
     if args.page is not None and summary is not None:
-        write_block(args.page, args.what[0].stem, short_table(summary))
+        more = SAME if args.cost else ()
+        write_block(args.page, args.what[0].stem, short_table(summary, *more))
         logger.info("wrote the table of %s into %s", args.what[0].stem, args.page)
 
 

@@ -24,6 +24,8 @@ COLOURS = dict(zip(WORDS, ("#009E73", "#D55E00", "#666666"), strict=True))
 FILES = ("summary.md", "summary.json", "summary.png")
 DIGITS = {"GFLOPs": 4, "minutes": 2}
 """After the point, where it is not 1."""
+SAME = ("best possible", "GFLOPs")
+"""Measures that are shown without their deviation over seeds."""
 
 EPOCH_WORDS = {
     "last": "**last epoch** ({}), not of one chosen by its score",
@@ -78,8 +80,8 @@ def show_mean(values: Sequence[float], digits: int = 1, *, spread: bool = True) 
 
 
 def _cells(variant: VariantSummary, *measures: str) -> list[str]:
-    """The cells of some measures; the cost does not depend on the seed."""
-    return [show_mean(variant.values(m), DIGITS.get(m, 1), spread=m != "GFLOPs") for m in measures]
+    """The cells of some measures; those of `SAME` hardly depend on the seed."""
+    return [show_mean(variant.values(m), DIGITS.get(m, 1), spread=m not in SAME) for m in measures]
 
 
 def _differences(variant: VariantSummary, *measures: str) -> list[str]:
@@ -87,16 +89,14 @@ def _differences(variant: VariantSummary, *measures: str) -> list[str]:
     return [cell for d in found for cell in ((str(d), d.word) if d else ("–", "–"))]
 
 
-def short_table(summary: Summary) -> str:
-    """The one table that a page of the documentation shows."""
-    rows = []
+def short_table(summary: Summary, *more: str) -> str:
+    """The one table that a page of the documentation shows, perhaps with more measures than usual."""
+    rows, measures = [], ("R-1", "on person", *more)
     for variant in summary.variants:
-        mean, *others = _cells(variant, "mAP", "R-1", "on person")
+        mean, *others = _cells(variant, "mAP", *measures)
         difference = variant.differences.get("mAP")
         rows.append([variant.name, mean, f"{difference} {difference.word}" if difference else "–", *others])
-    return markdown_table(
-        ["variant", "mAP", f"Δ mAP to {summary.reference} [95 %]", "R-1", "on person"], rows
-    )
+    return markdown_table(["variant", "mAP", f"Δ mAP to {summary.reference} [95 %]", *measures], rows)
 
 
 def write_block(page: Path, study: str, content: str) -> None:

@@ -52,7 +52,7 @@ if kind in ("train", "wait"):
     scores = {"mAP": 100 * float(np.nanmean(precisions)), "rank_1": 100 * float(np.mean(hits[:-1] == 1))}
     found: dict[str, object] = {
         "pattern_1": scores,
-        "kept_patch_precision": {"RGB": 60.0, "NI": 50.0, "TI": 40.0, "chance": 9.0},
+        "kept_patch_precision": {"RGB": 60.0, "NI": 50.0, "TI": 40.0, "chance": 9.0, "best_possible": 80.0},
     }
     summary: dict[str, object] = {"last epoch": found, "untrained": {}}
     if epoch == "best":

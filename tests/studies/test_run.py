@@ -135,6 +135,10 @@ def test_a_page_holds_the_table_of_a_study(study: Study) -> None:
     content = page.read_text()
     study.start("--page", str(page), command="compare")
     assert page.read_text() == content
+    study.start("--page", str(page), "--cost", command="compare")
+    header, _, row = page.read_text().splitlines()[2:5]
+    assert header.endswith("| R-1 | on person | best possible | GFLOPs |")
+    assert row.endswith("| 50.0 ± 0.0 | 80.0 | 0.2500 |")
 
     page.write_text("no place\n")
     with pytest.raises(UserError, match="must have the lines <!-- study study --> and <!-- end --> once"):
