@@ -268,7 +268,8 @@ class BranchOutput:
     """What a branch makes of the tokens of B triples."""
 
     features: Tensor  # one row per triple, (B, …); the branch's `finish` turns them into (B, D)
-    # By name, scalars that the branch computed itself, as means over the B triples.
+    # By name, scalars that the branch computed itself, as means over the B triples; with several processes,
+    # the model takes the mean of theirs.
     losses: dict[str, Tensor] = field(default_factory=dict)
     selection: Selection | None = None  # which patches it kept; None if it does not select
     # What losses over the whole batch are made of, by name, each (B, …): see `Branch.batch_losses`.

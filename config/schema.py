@@ -101,6 +101,8 @@ NO_FROZEN = (
     lambda cfg: cfg.MODEL.TUNE == "full" and not cfg.MODEL.FROZEN,
     "MODEL.TUNE full trains the whole trunk",
 )
+NO_EDITOR = (lambda cfg: not cfg.MODEL.USE_EDITOR, "MODEL.USE_EDITOR is off")
+IS_EDITOR = (lambda cfg: cfg.MODEL.USE_EDITOR, "MODEL.USE_EDITOR is on, so EDITOR.AL decides")
 NO_ATM = (lambda cfg: not cfg.MODEL.ATM, "MODEL.ATM is off")
 NO_SIE = (lambda cfg: not (cfg.MODEL.SIE_CAMERA or cfg.MODEL.SIE_VIEW), "no camera embedding is learned")
 FROM_CSV = (lambda cfg: cfg.DATASETS.NAMES == "CSV", "DATASETS.NAMES is CSV")
@@ -149,7 +151,8 @@ TABLE = (
     Key("MODEL.HDM", False, "Decouple the modalities into seven features."),
     Key("MODEL.ATM", False, "ATMoE: weigh these features by a mixture of experts. Needs HDM."),
     Key("MODEL.HEAD", 4, "Heads of ATMoE.", between(1, 1024), unused=(NO_ATM,), demo=(12, FILE_201)),
-    Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1)),
+    Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1),
+        unused=(IS_EDITOR,)),
     TrainKey("MODEL.ID_LOSS_WEIGHT", 0.25, "Weight of the identity loss.", FROM_0, demo=(1.0, FILES)),
     TrainKey("MODEL.IF_LABELSMOOTH", "on", "Label smoothing of 0.1.", one_of("on", "off")),
     TrainKey("MODEL.TRIPLET_LOSS_WEIGHT", 1.0, "Weight of the triplet loss.", FROM_0),
@@ -183,10 +186,29 @@ TABLE = (
     TrainKey("MODEL.SLIM_USE_GUMBEL", False, "Gumbel decision in training; scores get a gradient.",
         unused=(NO_SLIM,)),
     TrainKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", ABOVE_0, unused=(NO_SLIM, NO_SLIM_GUMBEL)),
-
+    Key("MODEL.USE_EDITOR", False,
+        "[EDITOR](selectors.md#editor): select patches by attention and frequency, then fuse modalities."),
     Key("MODEL.USE_SIGNAL", False,
         "[Signal](selectors.md): select patches within and across modalities, then let the globals attend to "
         "them."),
+
+    Key("EDITOR.FREQUENCY", "mean",
+        "What ranks windows: bright pixels of the `mean` image, as published, or `high`, the energy of the "
+        "Haar detail bands.", one_of("mean", "high"), unused=(NO_EDITOR,)),
+    Key("EDITOR.FREQUENCY_KEEP", 10, "Patches kept by that rank.", between(0, MOST_PATCHES),
+        unused=(NO_EDITOR,)),
+    Key("EDITOR.HEAD_KEEP", 2, "Patches kept in each attention head of each modality.",
+        between(1, MOST_PATCHES), unused=(NO_EDITOR,)),
+    Key("EDITOR.DROP", False,
+        "Fuse the kept patches alone. False: carry the others along, as published. The features are the "
+        "same.",
+        unused=(NO_EDITOR,)),
+    Key("EDITOR.AL", 1, "Auxiliary head on the class tokens, `1`: all side by side, `0`: each in turn.",
+        one_of(0, 1), unused=(NO_EDITOR,)),
+    TrainKey("EDITOR.BCC_WEIGHT", 1.0, "Weight of BCC, which makes backgrounds alike. 0: without.", FROM_0,
+        unused=(NO_EDITOR,)),
+    TrainKey("EDITOR.OCFR_WEIGHT", 1.0, "Weight of OCFR, which pulls to centres of identities. 0: without.",
+        FROM_0, unused=(NO_EDITOR,)),
 
     Key("SIGNAL.TOPK", 80,
         "Patches that each global picks in its own modality; in the other two together it picks twice as "
@@ -291,6 +313,9 @@ RULES: tuple[Condition, ...] = (
      "another guide"),
     (lambda cfg: cfg.MODEL.FROZEN and cfg.MODEL.TUNE not in ("full", "frozen"),
      "MODEL.FROZEN means MODEL.TUNE frozen, but MODEL.TUNE is {MODEL.TUNE}; set MODEL.FROZEN to False"),
+    (lambda cfg: cfg.MODEL.USE_EDITOR and cfg.MODEL.SLIM_LAYERS,
+     "MODEL.USE_EDITOR follows the attention of every patch through all blocks; set MODEL.SLIM_LAYERS to [], "
+     "or MODEL.USE_EDITOR to False"),
     (lambda cfg: cfg.MODEL.ATM and not cfg.MODEL.HDM,
      "MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off"),
     (lambda cfg: cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS,

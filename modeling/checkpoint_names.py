@@ -163,7 +163,52 @@ def _signal_rules() -> tuple[Rule, ...]:
 
 SIGNAL_RULES = _signal_rules()
 
-UNUSED = {"SIM.token_selection.W_v.": "Signal's own code never uses it"}
+
+def _editor_rules(*, al: bool) -> tuple[Rule, ...]:
+    """EDITOR's published checkpoints; with AL they hold the head of single modalities too, but unused."""
+    hma, ours = "FUSE_block", "branches.editor"
+    trunk = ("cls_token", "pos_embed", "patch_embed.{path}", "blocks.{path}", "norm.{entry}")
+    rules = [Rule(f"BACKBONE.base.{name}", f"backbone.vit.{name}") for name in trunk]
+    rules.append(Rule("BACKBONE.base.sie_embed", "backbone.camera_embed"))
+    # The blocks of HMA: by modality, then the joint one, whose parts have names of their own.
+    parts = {
+        m: (f"norm{m.value[0]}", f"attn{m.value[0]}", f"norm{m.value[0]}_", f"mlp{m.value[0]}")
+        for m in Modality
+    }
+    blocks = {f"own.{m.key}": parts[m] for m in Modality} | {"joint": ("norm1", "attn1", "norm2", "mlp")}
+    for block, (norm1, attention, norm2, mlp) in blocks.items():
+        owners = {"qkv": attention, "proj": attention, "fc1": mlp, "fc2": mlp}
+        rules += [
+            Rule(f"{hma}.{norm1}.{{entry}}", f"{ours}.{block}.norm1.{{entry}}"),
+            Rule(f"{hma}.{norm2}.{{entry}}", f"{ours}.{block}.norm2.{{entry}}"),
+            *(Rule(f"{hma}.{part}.{n}.weight", f"{ours}.{block}.{n}.weight") for n, part in owners.items()),
+        ]
+    rules.append(Rule(f"{hma}.out_norm.{{entry}}", f"{ours}.norm.{{entry}}"))
+    # Pooling, centres, heads.
+    for modality, name in DEMO_MODALITIES.items():
+        rules += [
+            Rule(f"{name.upper()}_REDUCE.{{entry}}", f"{ours}.reduce.{modality.key}.{{entry}}"),
+            Rule(f"{hma}.memory_cls.{name.upper()}_centers", f"{ours}.{modality.key}_centers"),
+        ]
+    heads = {"FUSE": "editor", **({"AL": "editor_class"} if al else {"BACKBONE": "editor_modality"})}
+    for name, head in heads.items():
+        rules += [
+            Rule(f"{name}_HEAD.weight", f"heads.{head}.classifier.weight"),
+            Rule(f"{name}_BN.{{entry}}", f"heads.{head}.neck.{{entry}}"),
+        ]
+    return tuple(rules)
+
+
+EDITOR_RULES = {al: _editor_rules(al=al) for al in (False, True)}
+"""By whether the file was trained with AL."""
+
+UNUSED = {
+    "SIM.token_selection.W_v.": "Signal's own code never uses it",
+    "FREQ_INDEX.": "Haar filters, which are constant",
+    "BACKBONE.base.fc.": "EDITOR's own code never uses this ImageNet classifier",
+    "BACKBONE_HEAD.": "EDITOR's own code does not use it with AL 1",
+    "BACKBONE_BN.": "EDITOR's own code does not use it with AL 1",
+}
 """Beginnings of names elsewhere that have no name here, each with the reason why nothing is lost."""
 
 

@@ -17,6 +17,7 @@ from modeling.backbone.slimming import Slimming
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
 from modeling.branches.demo import HDM, SUBSETS, ATMoE, DeMoFusion
+from modeling.branches.editor import ClassTokens, EditorBranch
 from modeling.branches.original import Original
 from modeling.branches.sdtps import SDTPSBranch
 from modeling.branches.signal import SignalBranch
@@ -32,11 +33,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TokenSizes:
-    """What a branch has to know of the tokens that it will get."""
+    """What a branch has to know of what it will get."""
 
     dim: int  # C, their width
     # Rows and columns of an image's patches; also with slimming, so that a branch keeps its weights.
     grid: tuple[int, int]
+    num_ids: int  # training identities
 
     @property
     def num_patches(self) -> int:
@@ -74,7 +76,7 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
     _tell_normalisation(cfg, backbone)
     rows, columns = backbone.grid
-    sizes = TokenSizes(backbone.dim, backbone.grid)
+    sizes = TokenSizes(backbone.dim, backbone.grid, num_class)
     # PIFE, and the branches that the configuration switches on.
     pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
     branches: dict[str, Branch] = {}
@@ -195,6 +197,8 @@ def _make_slimming(options: CfgNode) -> Slimming | None:
 
 
 def _make_original(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    if cfg.MODEL.USE_EDITOR:  # which trains the class tokens in its own way, and does not evaluate them
+        return {}
     if cfg.MODEL.DIRECT:
         return {"ori": Original(sizes.dim)}
     return {f"ori_{m.key}": Original(sizes.dim, [m]) for m in Modality}
@@ -247,7 +251,31 @@ def _make_signal(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     return {"signal": branch}
 
 
+def _make_editor(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
+    if not cfg.MODEL.USE_EDITOR:
+        return {}
+    options = cfg.EDITOR
+    editor = EditorBranch(
+        sizes.dim,
+        sizes.num_patches,
+        sizes.num_ids,
+        frequency=options.FREQUENCY,
+        frequency_keep=options.FREQUENCY_KEEP,
+        head_keep=options.HEAD_KEEP,
+        drop=options.DROP,
+        bcc_weight=options.BCC_WEIGHT,
+        ocfr_weight=options.OCFR_WEIGHT,
+    )
+    if options.AL:
+        return {"editor": editor, "editor_class": ClassTokens(sizes.dim)}
+    one_each = {
+        f"editor_{m.key}": ClassTokens(sizes.dim, (m,), shared_head="editor_modality") for m in Modality
+    }
+    return {"editor": editor, **one_each}
+
+
 register_branch("original", _make_original)
 register_branch("sdtps", _make_sdtps)
 register_branch("demo", _make_demo)
 register_branch("signal", _make_signal)
+register_branch("editor", _make_editor)

@@ -169,7 +169,7 @@ class MultiModalReID(nn.Module):
             output = branch(tokens)
             head = self.heads[branch.shared_head or name]
             heads.append(head(branch.finish(gather(output.features)), name, branch.role))
-            own = dict(output.losses)
+            own = _join_losses(output.losses, gather)
             if self.training and output.rows:
                 assert person_ids is not None, "losses over the whole batch need its labels"
                 rows = {key: gather(part) for key, part in output.rows.items()}
@@ -193,6 +193,14 @@ class MultiModalReID(nn.Module):
         rows = batch.scene_ids + (self.num_views * batch.camera_ids if self.use_cameras else 0)
         # An unseen view must not run into the rows of the next camera.
         return rows.masked_fill(batch.scene_ids >= self.num_views, BEYOND_THE_TABLE)
+
+
+def _join_losses(losses: Mapping[str, Tensor], gather: Gather) -> dict[str, Tensor]:
+    """Losses of this process's triples -> the means over all processes, with the gradient of the own part."""
+    if not losses:
+        return {}
+    parts = gather(torch.stack(list(losses.values())).unsqueeze(0))  # one row per process
+    return dict(zip(losses, parts.mean(dim=0), strict=True))
 
 
 def _make_heads(branches: Mapping[str, Branch], num_classes: int) -> dict[str, BNNeckHead]:

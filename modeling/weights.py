@@ -16,6 +16,7 @@ from modeling.checkpoint_file import WeightsError, find_tensors, read_content
 from modeling.checkpoint_names import (
     DEMO_CLIP_RULES,
     DEMO_VIT_RULES,
+    EDITOR_RULES,
     SIGNAL_RULES,
     rename,
     why_unused,
@@ -39,9 +40,12 @@ CAMERA_EMBEDDING = "backbone.camera_embed"
 """The entry with a row for each camera, scene, or pair of both."""
 
 CLASSIFIER = "classifier.weight"
-"""Ending of the entries whose shape depends on the number of identities."""
+"""Ending of the entries that tell identities apart."""
 
-WHOLE_MODELS = ("ours", "demo", "signal")
+PER_IDENTITY = (CLASSIFIER, "_centers")
+"""Endings of the entries whose shape depends on the number of identities; only training uses them."""
+
+WHOLE_MODELS = ("ours", "demo", "editor", "signal")
 """Origins of files that hold more than a backbone."""
 
 
@@ -69,11 +73,11 @@ def shorten(names: Sequence[str], limit: int = 5) -> str:
 
 
 def identify(state: Mapping[str, Tensor]) -> str | None:
-    """`ours`, `demo` (or the first SDTPS prototype), `signal`, a trunk (`identify_trunk`), or None."""
+    """`ours`, `demo` (or the first SDTPS), `editor`, `signal`, a trunk (`identify_trunk`), or None."""
     if any(name.startswith(TRUNK) for name in state):
         return "ours"
     if any(name.startswith("BACKBONE.") for name in state):
-        return "demo"
+        return "editor" if any(name.startswith("FUSE_block.") for name in state) else "demo"
     if any(name.startswith("clip_vision_encoder.") for name in state):
         return "signal"
     return identify_trunk(state)
@@ -82,6 +86,8 @@ def identify(state: Mapping[str, Tensor]) -> str | None:
 def to_our_names(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Translate the entries of a whole model, ours or another's; returns also the names that no rule fits."""
     origin = identify(state)
+    if origin == "editor":
+        return rename(state, EDITOR_RULES["AL_HEAD.weight" in state])
     if origin == "signal":
         return rename(state, SIGNAL_RULES)
     if origin != "demo":
@@ -147,7 +153,7 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
         if len(prefixes) != 1 or not all("." in name for name in state):
             raise WeightsError(
                 f"{path} holds no weights that are known here: CLIP, DINOv2, DINOv3, EVA-02, a timm ViT, "
-                f"DeMo, Signal or ours; it starts with {shorten(list(whole), 3)}"
+                f"DeMo, EDITOR, Signal or ours; it starts with {shorten(list(whole), 3)}"
             )
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
     logger.info("%s: weights of %s%s", path, origin, "" if state is whole else ", below a common prefix")
@@ -155,7 +161,7 @@ def recognise(whole: dict[str, Tensor], path: str | Path) -> tuple[str, dict[str
 
 
 def read_model(path: str | Path) -> ModelFile:
-    """Read a whole model (TEST.WEIGHT): of ours, of DeMo, of the first SDTPS prototype or of Signal."""
+    """Read a whole model (TEST.WEIGHT): of ours, of DeMo, of the first SDTPS, of EDITOR or of Signal."""
     origin, state, content = read_any(path, key="TEST.WEIGHT")
     if origin not in WHOLE_MODELS:
         raise WeightsError(
@@ -278,7 +284,7 @@ def load_pretrained(model: MultiModalReID, path: str | Path, *, allow_partial: b
 def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = False) -> LoadReport:
     """Fill a whole model.
 
-    Classifiers of another number of identities are left out: testing does not use them. More missing or any
+    Entries for another number of identities are left out: testing does not use them. More missing or any
     unexpected entry is an error, unless `allow_partial`.
     """
     report = LoadReport()
@@ -286,11 +292,11 @@ def fill_model(model: MultiModalReID, file: ModelFile, *, allow_partial: bool = 
         reason = why_unused(name)
         (report.dropped if reason else report.unexpected).append(f"{name} ({reason})" if reason else name)
     state, own = dict(file.state), model.state_dict()
-    for name in [n for n in state if n.endswith(CLASSIFIER) and n in own]:
+    for name in [n for n in state if n.endswith(PER_IDENTITY) and n in own]:
         if state[name].shape != own[name].shape:
             report.dropped.append(f"{name} (for {_length(state[name])} ids, the model has {len(own[name])})")
             del state[name]
-    path, trunk, optional = file.path, model.backbone.trunk, (CLASSIFIER,)
+    path, trunk, optional = file.path, model.backbone.trunk, PER_IDENTITY
     return _fill(model, state, report, path=path, trunk=trunk, allow_partial=allow_partial, optional=optional)
 
 

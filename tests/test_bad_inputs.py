@@ -654,7 +654,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "weights of an unknown architecture": (
         lambda scene: scene.test(scene.save({"layer1.w": torch.ones(2)})),
         "…/weights.pth holds no weights that are known here: CLIP, DINOv2, DINOv3, EVA-02, a timm ViT, DeMo, "
-        "Signal or ours; it starts with layer1.w",
+        "EDITOR, Signal or ours; it starts with layer1.w",
     ),
     "a backbone in place of a whole model": (
         lambda scene: scene.test(scene.save({"patch_embed.proj.weight": torch.ones(2)})),

@@ -1,6 +1,6 @@
 """Translate a checkpoint: `python -m tools.convert IN OUT --to demo|ours|safetensors|trunk`.
 
-IN may be a whole model of ours, of DeMo, of the first SDTPS prototype or of Signal. `demo` writes a plain
+IN may be a whole model of ours, of DeMo, of the first SDTPS, of EDITOR or of Signal. `demo` writes a plain
 state dict that DeMo's code loads, `ours` a checkpoint of this project, `safetensors` our names in that
 format, `trunk` the same of the backbone alone, to start other models from (MODEL.PRETRAIN_PATH_T).
 """

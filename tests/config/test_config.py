@@ -130,7 +130,7 @@ REFUSED = {
     "lower case": (["model.head", "2"], ["MODEL.HEAD"]),
     "nothing near": (
         ["QQQQ.ZZZZ", "2"],
-        ["the sections are MODEL, SIGNAL, INPUT, DATASETS, DATALOADER, SOLVER, TEST,"],
+        ["the sections are MODEL, EDITOR, SIGNAL, INPUT, DATASETS, DATALOADER, SOLVER, TEST,"],
     ),
     "value missing": (["MODEL.HEAD"], ["MODEL.HEAD", "KEY VALUE"]),
     "text for a number": (["SOLVER.MAX_EPOCHS", "many"], ["SOLVER.MAX_EPOCHS", "a whole number", "many"]),

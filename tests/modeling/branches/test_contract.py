@@ -54,7 +54,8 @@ class Contrast(Branch):
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         self.tokens = tokens
         first, second = self.linear(tokens.globals_.rgb), self.linear(tokens.globals_.ni)
-        return BranchOutput(first, rows={"first": first, "second": second})
+        losses = {"length": first.square().mean()}
+        return BranchOutput(first, losses, rows={"first": first, "second": second})
 
     def batch_losses(self, rows: dict[str, Tensor], person_ids: Tensor) -> dict[str, Tensor]:
         self.get_buffer("seen").index_add_(0, person_ids, torch.ones(len(person_ids)))
@@ -130,16 +131,16 @@ def test_a_missing_modality_is_missing_in_all_inputs(make_batch: MakeBatch) -> N
 def test_losses_over_the_batch_are_computed_in_training_alone(make_batch: MakeBatch) -> None:
     model, batch = build_contrast(), make_batch([3, 3, 5], SIZE)
     losses = model.train()(batch).losses
-    assert list(losses) == ["a/contrast"]
+    assert list(losses) == ["a/length", "a/contrast"]
     assert branch_of(model).get_buffer("seen").tolist() == [0, 0, 0, 2, 0, 1, 0, 0]
-    assert model.eval()(batch).losses == {}
+    assert list(model.eval()(batch).losses) == ["a/length"]
     assert branch_of(model).get_buffer("seen").sum() == 3
 
 
-def total_loss(model: nn.Module, batch: ModalBatch, world: World) -> Tensor:
-    """The branch's own loss, and one on the whole batch of the head."""
+def compute_losses(model: nn.Module, batch: ModalBatch, world: World) -> Tensor:
+    """The branch's own losses, and one on the whole batch of the head."""
     output = model(batch, world.gather_batch)
-    return torch.stack([*output.losses.values(), output.heads[0].logits.square().mean()]).sum()
+    return torch.stack([*output.losses.values(), output.heads[0].logits.square().mean()])
 
 
 def gradients_of_rank(rank: int, folder: Path, batch: ModalBatch) -> None:
@@ -153,22 +154,26 @@ def gradients_of_rank(rank: int, folder: Path, batch: ModalBatch) -> None:
     own = ModalBatch(images, batch.person_ids[part], batch.camera_ids[part], batch.scene_ids[part])
     model = build_contrast().train()
     parallel = DistributedDataParallel(model)
-    total_loss(parallel, own, World(rank, 2)).backward()
+    losses = compute_losses(parallel, own, World(rank, 2))
+    losses.sum().backward()
     state = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    torch.save({**state, "seen": branch_of(model).get_buffer("seen")}, folder / f"rank_{rank}.pth")
+    found = {**state, "seen": branch_of(model).get_buffer("seen"), "losses": losses.detach()}
+    torch.save(found, folder / f"rank_{rank}.pth")
     dist.destroy_process_group()
 
 
-def test_two_processes_have_the_gradients_of_one(make_batch: MakeBatch, tmp_path: Path) -> None:
+def test_two_processes_have_the_losses_and_gradients_of_one(make_batch: MakeBatch, tmp_path: Path) -> None:
     batch = make_batch([3, 3, 5, 0], SIZE)
     mp.start_processes(gradients_of_rank, (tmp_path, batch), nprocs=2, start_method="fork")
     model = build_contrast().train()
-    total_loss(model, batch, World()).backward()
+    losses = compute_losses(model, batch, World())
+    losses.sum().backward()
     alone = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert alone["branches.a.temperature"] != 0
     for rank in (0, 1):
         found = torch.load(tmp_path / f"rank_{rank}.pth", weights_only=True)
         assert torch.equal(found.pop("seen"), branch_of(model).get_buffer("seen"))
+        torch.testing.assert_close(found.pop("losses"), losses.detach())
         assert found.keys() == alone.keys()
         for name, gradient in alone.items():
             torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
