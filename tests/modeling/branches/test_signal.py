@@ -189,6 +189,18 @@ def test_missing_modalities_are_zeros(make_batch: MakeBatch) -> None:
         torch.testing.assert_close(found[name].embedding(3), alone.embedding(3), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("missing", [[Modality.TI], [Modality.NI, Modality.TI]], ids=["t", "nt"])
+def test_trains_without_a_modality(missing: list[Modality], make_batch: MakeBatch) -> None:
+    # Two missing images are the same image: their directions span no volume.
+    model = build(*REPAIRED)
+    losses = train_step(model, make_batch([0, 0, 1, 1], SIZE).without(missing), *REPAIRED)
+    assert torch.stack(list(losses.values())).isfinite().all()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+
+
 def test_slimming_is_refused_by_the_local_alignment_and_works_without(make_batch: MakeBatch) -> None:
     batch, slim = make_batch([0, 0, 1, 1], SIZE), ("MODEL.SLIM_LAYERS", "[2]")
     model = build(*slim)
