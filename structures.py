@@ -89,16 +89,24 @@ class ImageRecord:
         return tuple(dict.fromkeys(path for path in self.paths if path is not None))
 
     @property
+    def present(self) -> PerModality[bool]:
+        """Which images are there."""
+        return self.paths.map(lambda path: path is not None)
+
+    @property
     def name(self) -> str:
         """The file name, which the modalities share."""
         return self.files[0].name
+
+
+_ALL_OF_THEM: Any = None  # the default of `ModalBatch.present`, which then is made of ones
 
 
 @dataclass(frozen=True)
 class ModalBatch:
     """B triples, ready for the model."""
 
-    images: PerModality[Tensor]  # normalised images, each (B, 3, H, W)
+    images: PerModality[Tensor]  # normalised images, each (B, 3, H, W); zeros where one is absent
     person_ids: Tensor  # (B,) integers
     camera_ids: Tensor  # (B,) integers
     scene_ids: Tensor  # (B,) integers
@@ -106,6 +114,18 @@ class ModalBatch:
     person_masks: Tensor | None = None  # (B, H, W), 1 where the person is, or None where no masks are on disk
     # The image files in whose place others were read, as "path (modality): reason".
     unreadable: tuple[str, ...] = ()
+    # Which images are there, each (B,) booleans; all of them unless given. Nobody asks the pixels.
+    present: PerModality[Tensor] = _ALL_OF_THEM
+
+    def __post_init__(self) -> None:
+        if self.present is None:
+            there = torch.ones_like(self.person_ids, dtype=torch.bool)
+            object.__setattr__(self, "present", PerModality(there, there, there))
+
+    @property
+    def num_images(self) -> int:
+        """How many images are there; waits for the device that holds the batch."""
+        return int(torch.stack(self.present).sum())
 
     def __len__(self) -> int:
         return int(self.person_ids.shape[0])
@@ -118,6 +138,7 @@ class ModalBatch:
             camera_ids=function(self.camera_ids),
             scene_ids=function(self.scene_ids),
             person_masks=None if self.person_masks is None else function(self.person_masks),
+            present=self.present.map(function),
         )
 
     def to(self, device: torch.device) -> ModalBatch:
@@ -129,18 +150,28 @@ class ModalBatch:
         return self._map_tensors(lambda tensor: tensor.pin_memory())
 
     def without(self, modalities: Sequence[Modality]) -> ModalBatch:
-        """The batch as seen when `modalities` are missing: their images are zeros after normalisation."""
-        images = PerModality.build(
-            lambda m: torch.zeros_like(self.images.of(m)) if m in modalities else self.images.of(m)
-        )
-        return replace(self, images=images)
+        """The batch as seen when `modalities` are missing: not present, zeros after normalisation."""
+
+        def emptied(values: PerModality[Tensor]) -> PerModality[Tensor]:
+            return PerModality.build(
+                lambda m: torch.zeros_like(values.of(m)) if m in modalities else values.of(m)
+            )
+
+        return replace(self, images=emptied(self.images), present=emptied(self.present))
 
 
-MISSING_CONDITIONS = {
-    "complete": (),
-    **{"".join(m.letter for m in lost): lost for size in (1, 2) for lost in combinations(Modality, size)},
-}
-"""Which modalities are missing, by the name of the condition: complete, r, n, t, rn, rt, nt."""
+def missing_conditions(modalities: Sequence[Modality]) -> dict[str, tuple[Modality, ...]]:
+    """What can be missing of these modalities, by the name of the condition: `complete`, `r` or `rn`.
+
+    Every condition leaves at least one of them.
+    """
+    sizes = range(1, len(modalities))
+    lost = [subset for size in sizes for subset in combinations(modalities, size)]
+    return {"complete": (), **{"".join(m.letter for m in subset): subset for subset in lost}}
+
+
+MISSING_CONDITIONS = missing_conditions(tuple(Modality))
+"""Those of three modalities: complete, r, n, t, rn, rt, nt."""
 
 PROTOCOLS = ("camera", "scene", "none")
 
@@ -158,6 +189,7 @@ class RetrievalSet:
     # Which gallery items of the query's identity are dropped: those that share its `camera`, its `scene`, or,
     # with `none`, only the query itself.
     protocol: str
+    modalities: tuple[Modality, ...] = tuple(Modality)  # those that any of the triples has
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -189,6 +221,29 @@ class ModalTokens:
     # (B, heads, N), without gradient; likewise.
     rollout: PerModality[Tensor] | None = None
     images: PerModality[Tensor] | None = None  # normalised, each (B, 3, H, W); likewise
+    # Whose tokens count, each (B,) booleans; those of the others are zeros. None if all count.
+    present: PerModality[Tensor] | None = None
+
+    def emptied(self, present: PerModality[Tensor]) -> ModalTokens:
+        """The tokens of what is `present`, (B,) booleans of each modality, and zeros for the others."""
+
+        def keep(values: PerModality[Tensor]) -> PerModality[Tensor]:
+            def kept(modality: Modality) -> Tensor:
+                own = values.of(modality)
+                return own.masked_fill(~present.of(modality).view(-1, *[1] * (own.dim() - 1)), 0)
+
+            return PerModality.build(kept)
+
+        return replace(
+            self,
+            globals_=keep(self.globals_),
+            patches=keep(self.patches),
+            class_tokens=keep(self.class_tokens),
+            attended=self.attended and keep(self.attended),
+            rollout=self.rollout and keep(self.rollout),
+            images=self.images and keep(self.images),
+            present=present,
+        )
 
     def on_grid(self, values: Tensor, modality: Modality) -> Tensor:
         """Values of the patches that are left, (B, n), by patch index in the image, (B, N); 0 elsewhere."""
@@ -300,6 +355,8 @@ class HeadOutput:
     features: Tensor  # (B, D), before the neck: for the triplet loss and, by default, for retrieval
     neck_features: Tensor  # (B, D), after the neck
     role: Role  # decides the return patterns that the features are part of
+    # The modalities whose parts, of equal width, stand side by side in the features; none after a fusion.
+    parts: tuple[Modality, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -327,6 +384,12 @@ class ModelOutput:
         """The return patterns that this model has: all, 1 alone without fusion, 2 alone without original."""
         roles = {head.role for head in self.heads}
         return tuple(pattern for pattern, wanted in PATTERN_ROLES.items() if roles.issuperset(wanted))
+
+    @property
+    def parts(self) -> tuple[Modality, ...]:
+        """The modalities whose parts make up return pattern 1; none if something else is in it."""
+        original = [head.parts for head in self.heads if head.role is Role.ORIGINAL]
+        return tuple(modality for parts in original for modality in parts) if all(original) else ()
 
     def embedding(self, pattern: int, *, after_neck: bool = False) -> Tensor:
         """The descriptor of each sample, not normalised.

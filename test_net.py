@@ -18,9 +18,10 @@ from engine.files import save_arrays, save_json
 from engine.final import read_history
 from engine.run_folder import check_outputs
 from engine.runtime import describe_software, git_commit, setup_log
+from evaluation.any_to_any import score_any_to_any
 from evaluation.build import find_conditions, make_evaluate
 from evaluation.result import results_as_dict
-from evaluation.tables import results_text
+from evaluation.tables import any_to_any_table, results_text
 from modeling.cost import measure_cost
 from modeling.make_model import warn_random_start
 from reporting.build import make_report_writer
@@ -45,7 +46,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         weights, args.overrides, config_file=args.config_file, allow_partial=args.allow_partial
     )
     cfg, model = trained.cfg, trained.model
-    conditions = find_conditions(cfg, args.missing)
     warn_about_unused(cfg)
     device = make_device(cfg, world)
     logger.info("%s, device %s", describe_software(), device)
@@ -53,25 +53,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The test split, and one pass over it.
         with world.main_first():
             data = build_test_data(cfg, trained.split, rank=world.rank, num_processes=world.size)
+        conditions = find_conditions(
+            cfg,
+            data.test.modalities,
+            args.missing,
+            any_to_any=args.any_to_any,
+            slims=model.backbone.slimming is not None,
+        )
         report = make_report_writer(cfg, report_folder, data, git_commit()) if report_folder else None
         evaluate = make_evaluate(cfg, data.test, device, world, conditions)
         results = evaluate(model.to(device), observe=report and report.observe)
     if not world.is_main:
         return
     # The results.
-    cost = measure_cost(model)
+    cost = measure_cost(model, data.test.modalities)
     logger.info(results_text(weights, trained.choice, results))
+    matrix = score_any_to_any(results) if args.any_to_any else None
+    if matrix is not None:
+        logger.info("any to any, mAP of the original features\n%s", any_to_any_table(matrix))
     warn_random_start(cfg, trained.initial_weights)
     logger.info("cost\n%s", cost.table())
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())
         logger.info("wrote the features of the test triples to %s", args.save_features)
     if args.metrics is not None:
-        save_json(args.metrics, {**results_as_dict(results), "cost": cost.as_dict()})
+        found = {**results_as_dict(results), "cost": cost.as_dict()}
+        save_json(args.metrics, found if matrix is None else {**found, "any_to_any": matrix.as_dict()})
         logger.info("wrote the numbers to %s", args.metrics)
     if report is not None:
         history = {"choice": trained.choice, **read_history(Path(weights).parent)}
-        page = report.finish(results, cost=cost.as_dict(), history=history)
+        page = report.finish(results, cost=cost.as_dict(), history=history, any_to_any=matrix)
         logger.info("report: open %s in a browser", page)
 
 

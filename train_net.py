@@ -8,7 +8,6 @@ if __name__ == "__main__":
 import logging
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict
 from pathlib import Path
 
 from config import check_resumable, load_config, stored_config, warn_about_unused
@@ -51,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The data and the model. The seed gives a resumed run the same untrained model.
         seed_everything(cfg.SOLVER.SEED)
         with world.main_first():
-            data = build_data(cfg, rank=world.rank, num_processes=world.size)
-        model = make_model(cfg, *data.split.sizes)
+            data = build_data(cfg, earlier, rank=world.rank, num_processes=world.size)
+        model = make_model(cfg, *data.split.sizes, modalities=data.split.modalities)
         start, trunk_file = fill_start(cfg, model, earlier, allow_partial=args.allow_partial)
         untrained = deepcopy(model) if cfg.TEST.CONTROLS else None
         model.to(device)
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluate=make_evaluate(cfg, seen, device, world),
             device=device,
             folder=folder,
-            options=make_train_options(cfg, {**asdict(data.split), "fingerprints": data.fingerprints}),
+            options=make_train_options(cfg, {**data.split.as_dict(), "fingerprints": data.fingerprints}),
             progress=Progress(**start),
             rename=with_current_names,
             frozen=frozen_entries(model),
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         test = make_evaluate(cfg, data.test, device, world)
         last, summary = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            cost = measure_cost(model)
+            cost = measure_cost(model, data.test.modalities)
             write_metrics(trainer, last, summary, cost.as_dict())
             warn_random_start(cfg, trainer.progress.initial_weights)  # again, below the scores
             logger.info("cost\n%s", cost.table())

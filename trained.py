@@ -11,7 +11,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from config import ConfigError, get_cfg, list_differences, load_config, merge_settings, stored_config
-from datasets.build import TrainingSplit, find_training_split
+from datasets.build import TrainingSplit, find_training_split, stored_modalities
 from engine.checkpoint import describe_choice
 from engine.runtime import seed_everything
 from modeling.checkpoint_file import WeightsError
@@ -80,7 +80,7 @@ def load_trained(
     data = content.get("data")
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)
     seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
-    model = make_model(cfg, *split.sizes)
+    model = make_model(cfg, *split.sizes, modalities=split.modalities)
     fill_model(model, add_trunk(model, file, cfg.MODEL.PRETRAIN_PATH_T), allow_partial=allow_partial)
     origin = {name: content[name] for name in ORIGIN if name in content}
     return Trained(cfg, model, split, describe_choice(content), origin, differences)
@@ -122,12 +122,13 @@ def _make_config(
 def _read_split(stored: Any, file: ModelFile) -> TrainingSplit:
     """The entry `data` of a checkpoint."""
     try:
-        split = TrainingSplit(stored["classes"], tuple(stored["cameras"]), tuple(stored["scenes"]))
+        cameras, scenes = tuple(stored["cameras"]), tuple(stored["scenes"])
+        split = TrainingSplit(stored["classes"], cameras, scenes, stored_modalities(stored))
         numbers = (split.classes, *split.cameras, *split.scenes)
         are_numbers = all(type(number) is int and number >= 0 for number in numbers)
         if are_numbers and split.classes in (file.num_classes, max(file.num_classes, 1)):
             return split
-    except (KeyError, TypeError, IndexError):
+    except (KeyError, TypeError, IndexError, ValueError):
         pass
     raise WeightsError(f"checkpoint {file.path} is damaged: its entry `data` cannot be read")
 

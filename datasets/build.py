@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from datasets.sampler import IdentitySampler
 from datasets.sources import SOURCES, DataSource
 from datasets.transforms import EvalTransform, TrainTransform
 from datasets.validation import hold_out
-from structures import ImageRecord, RetrievalSet
+from structures import ImageRecord, Modality, PerModality, RetrievalSet
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class TrainingSplit:
     classes: int  # identities, without those held out
     cameras: tuple[int, ...]  # the reader's camera numbers, in the order of the rows of the camera embedding
     scenes: tuple[int, ...]  # the reader's scene numbers, likewise
+    modalities: tuple[Modality, ...] = tuple(Modality)  # of which any training triple has an image
 
     @property
     def num_views(self) -> int:
@@ -49,6 +50,16 @@ class TrainingSplit:
     def sizes(self) -> tuple[int, int, int]:
         """Identities, cameras and views, as `make_model` takes them."""
         return self.classes, len(self.cameras), self.num_views
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {**asdict(self), "modalities": [modality.value for modality in self.modalities]}
+
+
+def stored_modalities(stored: Any) -> tuple[Modality, ...]:
+    """Those in the entry `data` of a checkpoint; all of them if it comes from a version that named none."""
+    names = stored.get("modalities") if isinstance(stored, Mapping) else None
+    return tuple(Modality) if names is None else tuple(Modality(name) for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +86,13 @@ class DataBundle(EvaluationData):
     fingerprints: dict[str, str]  # by split, see `fingerprint`
 
 
-def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBundle:
+def build_data(
+    cfg: CfgNode, resumed: Mapping[str, Any] | None = None, *, rank: int = 0, num_processes: int = 1
+) -> DataBundle:
     """Read the data set that `cfg.DATASETS` names, and make its loaders.
 
-    Process number `rank` gets its part of every training batch, and of the test and validation triples.
+    Process number `rank` gets its part of every training batch, and of the test and validation triples. A
+    run that is `resumed` from a checkpoint keeps the modalities that its model was built for.
     """
     # Records, with some identities held out, and their fingerprints.
     source, folder = _find_data(cfg)
@@ -91,7 +105,13 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         "test": fingerprint((*splits.query, *splits.gallery), folder),
     }
     split = _describe_training(splits.train)
-    splits, names = _number_groups(cfg, source, splits, split)
+    if resumed is not None:
+        split = replace(split, modalities=stored_modalities(resumed.get("data")))
+    if len(split.modalities) < len(Modality):
+        logger.info(
+            "the training images are %s: the model is built for these alone", _listed(split.modalities)
+        )
+    splits, names = _number_groups(cfg, source, _restrict(splits, split.modalities), split)
     _check_memory(cfg, splits, num_processes)
 
     # Training: the order of the samples, how they are augmented, and a loader.
@@ -119,6 +139,7 @@ def build_data(cfg: CfgNode, *, rank: int = 0, num_processes: int = 1) -> DataBu
         cfg.SOLVER.SEED,
         replace_unreadable=cfg.DATALOADER.ON_ERROR == "skip",
         cache=_make_cache(cfg, splits.train),
+        modality_dropout=cfg.INPUT.MODALITY_DROPOUT,
     )
     batch_size = cfg.SOLVER.IMS_PER_BATCH // num_processes
     train_loader = _make_loader(cfg, dataset, batch_size=batch_size, sampler=sampler, drop_last=True)
@@ -145,7 +166,7 @@ def build_test_data(
     `trained_on` is what the model was built for. Process number `rank` gets its part of the triples.
     """
     source, folder = _find_data(cfg)
-    read = _read(cfg, source, folder, test_only=True)
+    read = _restrict(_read(cfg, source, folder, test_only=True), trained_on.modalities)
     splits, names = _number_groups(cfg, source, read, trained_on)
     _check_memory(cfg, splits, num_processes)
     share = {"rank": rank, "num_processes": num_processes}
@@ -240,7 +261,41 @@ def _describe_training(records: Records) -> TrainingSplit:
         classes=len({record.person_id for record in records}),
         cameras=tuple(sorted({record.camera_id for record in records})),
         scenes=tuple(sorted({record.scene_id for record in records})),
+        modalities=_modalities_of(records),
     )
+
+
+def _modalities_of(records: Records) -> tuple[Modality, ...]:
+    """Those of which any record has an image, in the order of `Modality`."""
+    return tuple(m for m in Modality if any(record.present.of(m) for record in records))
+
+
+def _listed(modalities: Iterable[Modality]) -> str:
+    return ", ".join(modality.value for modality in modalities)
+
+
+def _restrict(splits: Splits, known: Sequence[Modality]) -> Splits:
+    """The records with the images that the model was built for; the others are not read."""
+    evaluated = (*splits.query, *splits.gallery)
+    unused = [modality for modality in _modalities_of(evaluated) if modality not in known]
+    if not unused:
+        return splits
+    logger.warning(
+        "the model was trained on %s: the %s images of this data set are not used",
+        _listed(known),
+        _listed(unused),
+    )
+
+    def restrict(record: ImageRecord) -> ImageRecord:
+        paths = PerModality.build(lambda m: record.paths.of(m) if m in known else None)
+        if not any(paths):
+            raise DatasetError(
+                f"{record.name} has no {' or '.join(m.value for m in known)} image, and the model was "
+                "trained on these alone; leave the record out, or use another model"
+            )
+        return replace(record, paths=paths)
+
+    return Splits(*(tuple(map(restrict, split)) for split in splits))
 
 
 def _number_groups(
@@ -300,6 +355,7 @@ def _make_retrieval_set(
         query_rows=np.array([row_of[record.paths] for record in query]),
         gallery_rows=np.array([row_of[record.paths] for record in gallery]),
         protocol=source.protocol,
+        modalities=_modalities_of(records),
     )
 
 

@@ -24,6 +24,9 @@ IMAGE_FORMATS = ("JPEG", "PNG")
 
 Records = tuple[ImageRecord, ...]
 
+_DROPOUT_STREAM = 1
+"""Keeps the random numbers of modality dropout apart from those of the augmentation."""
+
 _ALL_MODALITIES = ", ".join(modality.value for modality in Modality)
 
 
@@ -99,8 +102,8 @@ class SampleKey:
 class Sample:
     """One triple, ready to be collated."""
 
-    # Normalised images, each (3, H, W); zeros for a modality that the data set does not have.
-    images: PerModality[Tensor]
+    images: PerModality[Tensor]  # normalised, each (3, H, W); zeros where one is absent
+    present: PerModality[bool]  # which images are there
     record: ImageRecord  # where the triple comes from
     person_mask: Tensor | None = None  # (H, W), 1 where the person is, or None
     # The files that could not be read and that this triple replaces, see `ModalBatch`.
@@ -138,6 +141,8 @@ class MultiModalDataset(Dataset[Sample]):
     replace_unreadable: bool = False
     # Keeps the resized images of all records; without it files are read every time. Masks always are.
     cache: RamCache | None = None
+    # The probability that an image is taken away, each on its own, but never all of a triple.
+    modality_dropout: float = 0.0
 
     def __len__(self) -> int:
         return len(self.records)
@@ -152,13 +157,20 @@ class MultiModalDataset(Dataset[Sample]):
             # Not torch.manual_seed: that would also reseed CUDA, and only when there are no workers.
             torch.default_generator.manual_seed(_seed_of(self.seed, key))
             images = PerModality(*self.transform(resized))
-        for path, image in zip(record.paths, images, strict=True):
-            if path is None:
-                image.zero_()
+        # The augmentation of an image does not depend on whether the others are there.
+        present = self._drop(record.present, key)
+        blank_absent(images, present)
         mask = None
         if self.mask_transform is not None and record.mask_path is not None:
             mask = self.mask_transform(read_image(record.mask_path, "mask", mode="L"))
-        return Sample(images, record, mask, unreadable)
+        return Sample(images, present, record, mask, unreadable)
+
+    def _drop(self, present: PerModality[bool], key: SampleKey) -> PerModality[bool]:
+        """What modality dropout leaves; drawn apart from the augmentation, which stays as it is."""
+        if not self.modality_dropout:
+            return present
+        rng = np.random.default_rng((self.seed, key.epoch, key.index, key.draw, _DROPOUT_STREAM))
+        return keep_some(present, PerModality(*rng.random(len(Modality)).tolist()), self.modality_dropout)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:
         """The row of the wanted record or its replacement, its images, and the files that cannot be read."""
@@ -197,6 +209,23 @@ class MultiModalDataset(Dataset[Sample]):
         yield from map(int, rng.permutation(others))
 
 
+def keep_some(present: PerModality[bool], draws: PerModality[float], probability: float) -> PerModality[bool]:
+    """Which images are left if those with a draw below `probability` are taken away; never none.
+
+    If all would go, that with the largest draw stays. `draws` are in [0, 1).
+    """
+    there = [m for m in Modality if present.of(m)]
+    luckiest = max(there, key=draws.of)
+    return PerModality.build(lambda m: m in there and (m is luckiest or draws.of(m) >= probability))
+
+
+def blank_absent(images: PerModality[Tensor], present: PerModality[bool]) -> None:
+    """Fill the images that are not there with zeros, in place."""
+    for image, there in zip(images, present, strict=True):
+        if not there:
+            image.zero_()
+
+
 def resize_images(images: PerModality[Image.Image | None], transform: Transform) -> Tensor:
     """The resized images of a triple, (3, 3, H, W) bytes; black for one that is not there."""
     black = torch.zeros(3, *transform.size, dtype=torch.uint8)
@@ -207,8 +236,10 @@ def collate(samples: Sequence[Sample]) -> ModalBatch:
     """Stack B samples to a batch; it has masks if every sample has one."""
     records = [sample.record for sample in samples]
     masks = [sample.person_mask for sample in samples if sample.person_mask is not None]
+    present = [sample.present for sample in samples]
     return ModalBatch(
         images=default_collate([sample.images for sample in samples]),
+        present=PerModality(*torch.tensor(present).unbind(dim=1)),
         person_ids=torch.tensor([record.person_id for record in records]),
         camera_ids=torch.tensor([record.camera_id for record in records]),
         scene_ids=torch.tensor([record.scene_id for record in records]),
@@ -243,7 +274,8 @@ def read_images(record: ImageRecord) -> PerModality[Image.Image | None]:
         UnreadableImageError: a file cannot be read, or does not hold three images side by side if it should.
     """
     if record.is_strip:
-        return PerModality(*_cut_strip(record.files[0]))
+        cut = PerModality(*_cut_strip(record.files[0]))
+        return PerModality.build(lambda m: cut.of(m) if record.present.of(m) else None)
     pairs = zip(Modality, record.paths, strict=True)
     return PerModality(
         *(None if path is None else read_image(path, m.value, mode="RGB") for m, path in pairs)

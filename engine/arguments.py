@@ -109,7 +109,12 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--missing",
         choices=("all",),
-        help="evaluate complete triples and the six missing-modality conditions in one pass",
+        help="evaluate complete triples and every missing-modality condition in one pass",
+    )
+    parser.add_argument(
+        "--any_to_any",
+        action="store_true",
+        help="also search each combination of modalities in each other one, as a matrix",
     )
     for option, metavar, what in (
         ("--save_features", "FILE", "the features of the test images as .npz"),

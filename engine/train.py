@@ -282,8 +282,9 @@ class Trainer:
             if self.options.lr_per_step:
                 self.schedule.step(epoch - 1 + (progress.steps_in_epoch + 1) / num_steps)
                 meter.rates = self._rates()
+            num_images = batch.num_images * self.world.size  # here, where it waits for no device
             step, norm = self._train_step(batch.to(self.device), epoch)
-            meter.record_step(step, norm, num_images=3 * len(batch) * self.world.size)
+            meter.record_step(step, norm, num_images=num_images)
             bar.set_postfix_str(meter.status())
             done = progress.steps_in_epoch
             if done % self.options.log_period == 0 or done == num_steps:

@@ -11,7 +11,7 @@ from yacs.config import CfgNode
 from errors import UserError
 from evaluation.loop import Evaluate, Processes, evaluate
 from evaluation.result import ScoringOptions
-from structures import MISSING_CONDITIONS, RetrievalSet
+from structures import Modality, RetrievalSet, missing_conditions
 
 
 def make_scoring(cfg: CfgNode) -> ScoringOptions:
@@ -23,15 +23,38 @@ def make_scoring(cfg: CfgNode) -> ScoringOptions:
     )
 
 
-def find_conditions(cfg: CfgNode, missing: str | None = None) -> list[str]:
-    """The missing-modality conditions to evaluate: the one that TEST.MISS names, or with `missing` all."""
-    if missing is None:
-        return ["complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS]
-    if cfg.TEST.MISS != "nothing":
+def find_conditions(
+    cfg: CfgNode,
+    modalities: Sequence[Modality],
+    missing: str | None = None,
+    *,
+    any_to_any: bool = False,
+    slims: bool = False,
+) -> list[str]:
+    """The missing-modality conditions to evaluate.
+
+    Args:
+        cfg: TEST.MISS names one.
+        modalities: those that the triples have; each condition leaves at least one.
+        missing: evaluate all conditions.
+        any_to_any: these are for the matrix, too.
+        slims: the model drops patches inside its backbone, where the modalities guide each other; the matrix
+            then needs all conditions.
+    """
+    possible = missing_conditions(modalities)
+    condition = "complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS
+    asked = "--missing all" if missing else "--any_to_any" if any_to_any else None
+    if asked and condition != "complete":
+        raise UserError(f"TEST.MISS {condition} and {asked} contradict each other; give one of them")
+    if any_to_any and cfg.TEST.RE_RANKING == "yes":
+        raise UserError("--any_to_any does not re-rank; leave it out, or set TEST.RE_RANKING no")
+    if condition not in possible:
+        there = ", ".join(modality.value for modality in modalities)
         raise UserError(
-            f"TEST.MISS {cfg.TEST.MISS} and --missing all contradict each other; give one of them"
+            f"TEST.MISS {condition} is not possible with the images of this data set, {there}; choose from "
+            f"{', '.join(['nothing', *list(possible)[1:]])}"
         )
-    return list(MISSING_CONDITIONS)
+    return list(possible) if missing or (any_to_any and slims) else [condition]
 
 
 def make_evaluate(
@@ -45,7 +68,7 @@ def make_evaluate(
     return partial(
         evaluate,
         triples=triples,
-        conditions=conditions or find_conditions(cfg),
+        conditions=conditions or find_conditions(cfg, triples.modalities),
         scoring=make_scoring(cfg),
         device=device,
         world=world,

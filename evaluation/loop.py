@@ -21,6 +21,7 @@ from structures import (
     MISSING_CONDITIONS,
     HeadOutput,
     ModalBatch,
+    Modality,
     ModelOutput,
     PerModality,
     RetrievalSet,
@@ -91,7 +92,8 @@ def evaluate(
             if observe is not None:
                 observe(batch, outputs)
             for condition, output in outputs.items():
-                parts[condition].append(_collect(output, batch, after_neck=scoring.after_neck))
+                part = _collect(output, batch, missing[condition], after_neck=scoring.after_neck)
+                parts[condition].append(part)
     check_stop()
 
     # Join the processes, and score.
@@ -117,13 +119,18 @@ class _Part(NamedTuple):
 
     features: dict[int, Tensor]
     labels: Tensor  # (3, B): person, camera, scene
+    present: Tensor  # (3, B) booleans: which images the data set has
+    left: Tensor  # (3, B) booleans: which of them the condition leaves
+    parts: tuple[Modality, ...]  # see `EncodedSamples`
     names: tuple[str, ...]
     kept: dict[str, PerModality[Tensor]]
     foreground: Tensor | None
 
 
-def _collect(output: ModelOutput, batch: ModalBatch, *, after_neck: bool) -> _Part:
-    """What is kept of a batch."""
+def _collect(
+    output: ModelOutput, batch: ModalBatch, missing: Sequence[Modality], *, after_neck: bool
+) -> _Part:
+    """What is kept of a batch, of which some modalities were missing."""
     # Pattern 3 is made of 1 and 2, so only those are stored.
     patterns = [pattern for pattern in output.patterns if pattern != 3]
     features = {p: output.embedding(p, after_neck=after_neck).float().cpu() for p in patterns}
@@ -133,7 +140,9 @@ def _collect(output: ModelOutput, batch: ModalBatch, *, after_neck: bool) -> _Pa
         found = {"selection": output.selection, "slimming": output.slimming}
         kept = {name: s.masks.map(Tensor.cpu) for name, s in found.items() if s is not None}
         foreground = patch_foreground(batch.person_masks, output.selection.grid).cpu()
-    return _Part(features, labels, batch.names, kept, foreground)
+    present = torch.stack(batch.present).cpu()
+    left = present & torch.tensor([m not in missing for m in Modality]).unsqueeze(1)
+    return _Part(features, labels, present, left, output.parts, batch.names, kept, foreground)
 
 
 def _join(parts: Sequence[_Part], triples: RetrievalSet, scoring: ScoringOptions) -> EncodedSamples:
@@ -148,16 +157,23 @@ def _join(parts: Sequence[_Part], triples: RetrievalSet, scoring: ScoringOptions
     features = {p: torch.cat([part.features[p] for part in parts]) for p in parts[0].features}
     person_ids, camera_ids, scene_ids = torch.cat([part.labels for part in parts], dim=1).numpy()
     names = tuple(name for part in parts for name in part.names)
-    return EncodedSamples(features, person_ids, camera_ids, scene_ids, names, triples, scoring)
+    present = PerModality(*torch.cat([part.present for part in parts], dim=1).numpy())
+    return EncodedSamples(
+        features, person_ids, camera_ids, scene_ids, names, triples, scoring, present, parts[0].parts
+    )
 
 
 def _score_kept(parts: Sequence[_Part], name: str) -> SelectionMetrics | None:
     """Score the kept patches of the `selection` or of `slimming`; None where there are none, or no masks."""
-    found = [(part.kept[name], part.foreground) for part in parts if name in part.kept]
+    found = [(part.kept[name], part.foreground, part.left) for part in parts if name in part.kept]
     if not found:
         return None
-    kept, foreground = zip(*found, strict=True)
-    return score_selection(PerModality(*map(torch.cat, zip(*kept, strict=True))), torch.cat(foreground))
+    kept, foreground, left = zip(*found, strict=True)
+    return score_selection(
+        PerModality(*map(torch.cat, zip(*kept, strict=True))),
+        torch.cat(foreground),
+        PerModality(*torch.cat(left, dim=1)),
+    )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from evaluation.rank_lists import RankLists, nearest
 from evaluation.ranking import Retrieval
 from evaluation.rerank import rerank
 from evaluation.selection import SelectionMetrics
-from structures import RETURN_PATTERNS, RankingMetrics, RetrievalSet
+from structures import RETURN_PATTERNS, Modality, PerModality, RankingMetrics, RetrievalSet
 
 PATTERN = "pattern_"
 """What the keys of the return patterns start with in metrics.json."""
@@ -45,6 +45,9 @@ class EncodedSamples:
     names: tuple[str, ...]  # S file names; empty where the batches carry none
     triples: RetrievalSet  # which of them are queries and gallery, and the protocol
     scoring: ScoringOptions  # how they are compared
+    present: PerModality[np.ndarray]  # which images are there, each (S,) booleans
+    # The modalities whose parts, of equal width, make up return pattern 1; none where it has no such parts.
+    parts: tuple[Modality, ...] = ()
     _re_ranked: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
@@ -61,10 +64,14 @@ class EncodedSamples:
         features = self.embedding(pattern)
         return (F.normalize(features, dim=1) if self.scoring.normalise else features).numpy()
 
+    @property
+    def groups(self) -> np.ndarray:
+        """(S,) the camera or scene of each sample, by the protocol; a group of its own without one."""
+        rows = np.arange(len(self.person_ids))
+        return {"camera": self.camera_ids, "scene": self.scene_ids, "none": rows}[self.triples.protocol]
+
     def retrieval(self, pattern: int) -> Retrieval:
         """Queries and gallery with the distances of one return pattern."""
-        rows = np.arange(len(self.person_ids))
-        groups = {"camera": self.camera_ids, "scene": self.scene_ids, "none": rows}[self.triples.protocol]
         query, gallery = self.triples.query_rows, self.triples.gallery_rows
         features = self.compared_features(pattern)
         distances: SquaredEuclidean | GivenDistances
@@ -74,7 +81,7 @@ class EncodedSamples:
             distances = GivenDistances(self._re_ranked[pattern])
         else:
             distances = SquaredEuclidean(features[query], features[gallery])
-        ids = self.person_ids
+        ids, groups = self.person_ids, self.groups
         return Retrieval(distances, ids[query], ids[gallery], groups[query], groups[gallery])
 
 
@@ -163,13 +170,30 @@ class EvaluationResult:
 
 
 def results_as_dict(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
-    """Plain numbers of several conditions: the first with its breakdown, then all by name."""
+    """Plain numbers of several conditions: the first with its breakdown, then all by name, and their mean."""
     by_condition = {condition: result.as_dict() for condition, result in results.items()}
     first = next(iter(results))
     return {
         "result": by_condition[first],
         "breakdown": results[first].breakdown,
         "missing": by_condition,
+        "missing_mean": _mean_of_missing(results),
+    }
+
+
+def _mean_of_missing(results: Mapping[str, EvaluationResult]) -> dict[str, Any]:
+    """Number and mean scores of the conditions under which something is missing; only `complete` has none."""
+    incomplete = [result for condition, result in results.items() if condition != "complete"]
+    patterns = incomplete[0].ranking if incomplete else ()
+    return {
+        "conditions": len(incomplete),
+        **{
+            f"{PATTERN}{p}": {
+                "mAP": 100 * float(np.mean([result.ranking[p].mean_ap for result in incomplete])),
+                "rank_1": 100 * float(np.mean([result.ranking[p].rank(1) for result in incomplete])),
+            }
+            for p in patterns
+        },
     }
 
 

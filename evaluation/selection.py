@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from structures import Modality, PerModality
 
 @dataclass(frozen=True)
 class SelectionMetrics:
-    """How well the kept patches cover the person, all in [0, 1]."""
+    """How well the kept patches cover the person, all in [0, 1]; NaN for a modality without images."""
 
     precision: PerModality[float]  # share of the kept patches that lie on the person
     chance: float  # what a random choice would reach: the share of all patches that lie on the person
@@ -22,13 +23,18 @@ class SelectionMetrics:
     # is not above this knows where people stand, and does not look at the image.
     same_indices: PerModality[float]
 
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """Those that have images."""
+        return tuple(m for m in Modality if not math.isnan(self.precision.of(m)))
+
     def as_dict(self) -> dict[str, float]:
         """Plain numbers for metrics.json, in percent."""
         return {
-            **{m.value: 100 * self.precision.of(m) for m in Modality},
+            **{m.value: 100 * self.precision.of(m) for m in self.modalities},
             "chance": 100 * self.chance,
             "best_possible": 100 * self.best,
-            **{f"same_indices_{m.value}": 100 * self.same_indices.of(m) for m in Modality},
+            **{f"same_indices_{m.value}": 100 * self.same_indices.of(m) for m in self.modalities},
         }
 
 
@@ -66,23 +72,33 @@ def most_kept_indices(kept: Tensor) -> Tensor:
     return kept.sum(dim=0).argsort(descending=True, stable=True)[:num_kept]
 
 
-def score_selection(kept: PerModality[Tensor], foreground: Tensor) -> SelectionMetrics:
-    """Average the kept-patch precision over samples, beside chance and the best possible.
+def score_selection(
+    kept: PerModality[Tensor], foreground: Tensor, present: PerModality[Tensor] | None = None
+) -> SelectionMetrics:
+    """Average the kept-patch precision over the images that are there, beside chance and the best possible.
 
     Args:
         kept: which patches were kept, each (B, N) booleans.
-        foreground: (B, N) booleans; one mask serves the three aligned modalities.
+        foreground: (B, N) booleans; one mask serves the aligned modalities.
+        present: which images are there, each (B,) booleans; None for all.
     """
 
     def mean(values: Tensor) -> float:
         return values.to(torch.float64).mean().item()
 
-    def same_indices(masks: Tensor) -> float:
-        return mean(foreground[:, most_kept_indices(masks)].float().mean(dim=1))
+    def same_indices(masks: Tensor, on_person: Tensor) -> float:
+        if not len(masks):
+            return math.nan
+        return mean(on_person[:, most_kept_indices(masks)].float().mean(dim=1))
 
+    def of_images(modality: Modality) -> tuple[Tensor, Tensor]:
+        there = slice(None) if present is None else present.of(modality)
+        return kept.of(modality)[there], foreground[there]
+
+    found = PerModality.build(of_images)
     return SelectionMetrics(
-        precision=kept.map(lambda masks: mean(kept_patch_precision(masks, foreground))),
+        precision=found.map(lambda image: mean(kept_patch_precision(*image))),
         chance=mean(foreground),
-        best=mean(torch.stack([best_precision(masks, foreground) for masks in kept])),
-        same_indices=kept.map(same_indices),
+        best=mean(torch.cat([best_precision(*image) for image in found])),
+        same_indices=found.map(lambda image: same_indices(*image)),
     )

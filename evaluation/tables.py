@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.any_to_any import AnyToAny
 from evaluation.result import EvaluationResult
-from structures import MISSING_CONDITIONS, RETURN_PATTERNS, Modality, PerModality
+from structures import MISSING_CONDITIONS, RETURN_PATTERNS
 
 COLUMNS = {"mAP": "mAP", "mINP": "mINP", "rank_1": "R-1", "rank_5": "R-5", "rank_10": "R-10"}
 
@@ -29,13 +30,14 @@ def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, Any
     for what, selection in found.items():
         if selection is not None:
             rest = f"(chance {selection.chance:.1%}, best possible {selection.best:.1%})"
-            lines.append(f"{what} on the person: {_by_modality(selection.precision)} {rest}")
-            lines.append(f"the same patches in every image: {_by_modality(selection.same_indices)}")
+            shares = {"on the person": selection.precision, "same": selection.same_indices}
+            shown = {
+                name: ", ".join(f"{m.value} {share.of(m):.1%}" for m in selection.modalities)
+                for name, share in shares.items()
+            }
+            lines.append(f"{what} on the person: {shown['on the person']} {rest}")
+            lines.append(f"the same patches in every image: {shown['same']}")
     return "\n".join(lines)
-
-
-def _by_modality(shares: PerModality[float]) -> str:
-    return ", ".join(f"{m.value} {shares.of(m):.1%}" for m in Modality)
 
 
 def missing_table(results: Mapping[str, EvaluationResult]) -> str:
@@ -62,6 +64,24 @@ def missing_table(results: Mapping[str, EvaluationResult]) -> str:
 def condition_name(condition: str) -> str:
     """What is missing under a condition, in words."""
     return " + ".join(m.value for m in MISSING_CONDITIONS[condition]) or "nothing"
+
+
+def any_to_any_table(found: AnyToAny) -> str:
+    """mAP: one row per query, one column per gallery; cells that share no modality are marked, means last."""
+    names = {side: "+".join(m.value for m in side) for side in found.sides}
+    lines = [f"{'query':<10} gallery: " + " ".join(f"{name:>9}" for name in names.values())]
+    for query in found.sides:
+        cells = []
+        for gallery in found.sides:
+            metrics, mark = found.cells[query, gallery], " " if set(query) & set(gallery) else "*"
+            shown = "-" if metrics is None else f"{100 * metrics.mean_ap:.1f}"
+            cells.append(f"{shown:>8}{mark}")
+        lines.append(f"{names[query]:<20} {' '.join(cells)}".rstrip())
+    for what, cross in (("all", False), ("the marked, which share no modality", True)):
+        mean_ap, first, count = found.mean(cross_modality=cross)
+        if count:
+            lines.append(f"mean of {count} cells ({what}): mAP {100 * mean_ap:.1f}, R-1 {100 * first:.1f}")
+    return "\n".join(lines)
 
 
 def results_text(weights: str, choice: str, results: Mapping[str, EvaluationResult]) -> str:

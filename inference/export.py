@@ -100,7 +100,7 @@ class ImagesToFeatures(nn.Module):
         # A camera that training never saw is beyond the table of embeddings.
         unknown = torch.full_like(there.rgb, BEYOND_THE_TABLE, dtype=torch.long)
         cameras = unknown if camera is None else torch.where(camera < 0, unknown, camera)
-        output: ModelOutput = self.model(ModalBatch(images, unknown, cameras, unknown))
+        output: ModelOutput = self.model(ModalBatch(images, unknown, cameras, unknown, present=there))
         return F.normalize(output.embedding(self.pattern, after_neck=self.after_neck), dim=1)
 
     @torch.no_grad()
@@ -268,7 +268,7 @@ def as_model(run: Run, graph: ImagesToFeatures) -> Callable[[ModalBatch], ModelO
 
     def model(batch: ModalBatch) -> ModelOutput:
         images = batch.images.map(lambda images: denormalise(images, mean, std).numpy())
-        present = torch.stack([images.flatten(1).any(dim=1) for images in batch.images], dim=1)
+        present = torch.stack(batch.present, dim=1)
         inputs = {m.key: images.of(m) for m in Modality} | {"present": present.numpy()}
         if graph.takes_camera:
             inputs["camera"] = batch.camera_ids.numpy()

@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datasets.build import make_eval_transform
-from datasets.dataset import UnreadableImageError, read_image, read_images, resize_images
+from datasets.dataset import UnreadableImageError, blank_absent, read_image, read_images, resize_images
 from datasets.pixels import convert_to, make_upright
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
@@ -64,6 +64,15 @@ class Triple:
 
 
 @dataclass(frozen=True)
+class _ReadTriple:
+    """A triple as the model takes it."""
+
+    images: PerModality[Tensor]  # normalised, each (3, H, W); zeros where one is missing
+    present: PerModality[bool]  # which images are there
+    camera: int  # row of the camera embedding
+
+
+@dataclass(frozen=True)
 class Embedded:
     """A part of the triples that `Predictor.stream` was given."""
 
@@ -74,17 +83,19 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model kept of one triple, in a grid of R x C patches."""
+    """What a model kept of one triple, in a grid of R x C patches; nothing of what is missing counts."""
 
+    present: PerModality[bool]  # which images are there
     images: PerModality[Tensor]  # as the model saw them, each (3, H, W) in [0, 1]
     kept: PerModality[Tensor]  # indices of the kept patches, each (K,), in [0, R * C)
     scores: PerModality[Tensor]  # each (R, C); larger is kept
     sources: PerModality[dict[str, Tensor]]  # what the scores are made of, by name, each (R, C)
 
     def draw(self) -> Image.Image:
-        """The three images side by side; patches that were not kept are dark."""
+        """The images that are there, side by side; patches that were not kept are dark."""
         shown = []
-        for image, kept, scores in zip(self.images, self.kept, self.scores, strict=True):
+        for modality in (m for m in Modality if self.present.of(m)):
+            image, kept, scores = (part.of(modality) for part in (self.images, self.kept, self.scores))
             brightness = torch.full((1, scores.numel()), DARKENED)
             brightness[0, kept] = 1.0
             grid = (scores.shape[0], scores.shape[1])
@@ -269,28 +280,26 @@ class Predictor:
             waiting = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
             while waiting:
                 upcoming = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
-                images, cameras, unreadable = {}, [], {}
+                read, unreadable = {}, {}
                 for index, future in enumerate(waiting, start):
                     try:
-                        images[index], camera = future.result()
-                        cameras.append(camera)
+                        read[index] = future.result()
                     except UnreadableImageError as error:
                         if on_error == "raise":
                             raise
                         unreadable[index] = str(error)
                         logger.warning("triple %d is skipped: %s", index, error)
                 features = torch.empty(0, 0)
-                if images:
-                    output = self._forward(torch.stack(list(images.values()), dim=1), cameras)
-                    features = self._describe(output)
-                yield Embedded(features, tuple(images), unreadable)
+                if read:
+                    features = self._describe(self._forward(list(read.values())))
+                yield Embedded(features, tuple(read), unreadable)
                 start += len(waiting)
                 waiting = upcoming
 
     def explain(self, triple: Triple) -> Explanation:
         """What the model keeps of a triple; a UserError if it keeps every patch."""
-        images, camera = self._read(triple)
-        selection = self._forward(images[:, None], [camera]).selection
+        read = self._read(triple)
+        selection = self._forward([read]).selection
         if selection is None:
             raise UserError(
                 "this model keeps every patch; take one with MODEL.SLIM_LAYERS or a method that selects, "
@@ -301,7 +310,10 @@ class Predictor:
             return values[0].cpu().view(selection.grid)
 
         return Explanation(
-            images=PerModality(*denormalise(images, self._transform.mean, self._transform.std)),
+            present=read.present,
+            images=read.images.map(
+                lambda image: denormalise(image, self._transform.mean, self._transform.std)
+            ),
             kept=selection.indices.map(lambda rows: rows[0]),
             scores=selection.scores.map(to_grid),
             sources=selection.sources.map(
@@ -315,8 +327,8 @@ class Predictor:
         features = F.normalize(features.float(), dim=1).cpu()
         return features if self._pca is None else self._pca.apply(features)
 
-    def _read(self, triple: Triple) -> tuple[Tensor, int]:
-        """The images as the model takes them, (3, 3, H, W), zeros where one is missing, and the camera."""
+    def _read(self, triple: Triple) -> _ReadTriple:
+        """The images as the model takes them, zeros where one is missing, and the camera."""
         if not any(image is not None for image in triple.images):
             raise UserError("a triple has no image; give at least one of rgb, ni and ti")
         if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
@@ -326,18 +338,20 @@ class Predictor:
             )
         sources = zip(Modality, triple.images, strict=True)
         opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources))
-        images = self._transform(resize_images(opened, self._transform))
-        for image, found in zip(images, opened, strict=True):
-            if found is None:
-                image.zero_()
-        return images, BEYOND_THE_TABLE if triple.camera is None else triple.camera
+        present = opened.map(lambda image: image is not None)
+        images = PerModality(*self._transform(resize_images(opened, self._transform)))
+        blank_absent(images, present)
+        camera = BEYOND_THE_TABLE if triple.camera is None else triple.camera
+        return _ReadTriple(images, present, camera)
 
     @torch.no_grad()
-    def _forward(self, images: Tensor, cameras: Sequence[int]) -> ModelOutput:
-        """The model's output for images (3, B, 3, H, W) of B cameras."""
-        camera_ids = torch.tensor(cameras)
+    def _forward(self, triples: Sequence[_ReadTriple]) -> ModelOutput:
+        """The model's output for B triples."""
+        camera_ids = torch.tensor([triple.camera for triple in triples])
         unknown = torch.full_like(camera_ids, BEYOND_THE_TABLE)
-        batch = ModalBatch(PerModality(*images), unknown, camera_ids, unknown)
+        images = PerModality.build(lambda m: torch.stack([triple.images.of(m) for triple in triples]))
+        present = PerModality.build(lambda m: torch.tensor([triple.present.of(m) for triple in triples]))
+        batch = ModalBatch(images, unknown, camera_ids, unknown, present=present)
         with self._lock:
             output: ModelOutput = self._model(batch.to(self.device))
         return output

@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from itertools import groupby
@@ -80,11 +80,12 @@ class CostReport:
     """Cost of a model."""
 
     parts: tuple[PartCost, ...]  # cost by part; absent parts are left out
-    images_per_second: float  # measured in evaluation; a triple counts as three images
+    images_per_second: float  # measured in evaluation; an absent image does not count
     batch_size: int  # triples per batch in that measurement
     device: str  # where it was measured
     tokens: tuple[int, ...]  # how many tokens of one image enter each block of the backbone
     step_memory: StepMemory
+    modalities: tuple[Modality, ...] = tuple(Modality)  # of which a triple has an image
 
     @property
     def total(self) -> PartCost:
@@ -108,6 +109,7 @@ class CostReport:
             "images_per_second": self.images_per_second,
             "batch_size": self.batch_size,
             "device": self.device,
+            "modalities": [modality.value for modality in self.modalities],
         }
 
     def table(self) -> str:
@@ -123,7 +125,8 @@ class CostReport:
             lines.append(f"tokens: {', '.join(f'{count} in {blocks} blocks' for count, blocks in runs)}")
         speed = f"speed: {self.images_per_second:.1f} images/s in evaluation on {self.device}"
         lines.append(f"{speed}, batch of {self.batch_size} triples")
-        lines.append("GFLOPs are multiply-adds for one triple (three images)")
+        listed = ", ".join(modality.value for modality in self.modalities)
+        lines.append(f"GFLOPs are multiply-adds for one triple, images: {len(self.modalities)} ({listed})")
         return "\n".join(lines)
 
 
@@ -134,19 +137,22 @@ def count_attention(inputs: list[Any], outputs: list[Any]) -> Counter[str]:
 
 
 class _TensorsIn(nn.Module):
-    """The model with plain tensors as arguments, as tracing needs it."""
+    """The model with plain tensors as arguments, as tracing needs it; only `modalities` have images."""
 
-    def __init__(self, model: MultiModalReID) -> None:
+    def __init__(self, model: MultiModalReID, modalities: Sequence[Modality]) -> None:
         super().__init__()
         self.model = model
+        self.absent = [modality for modality in Modality if modality not in modalities]
 
     def forward(self, rgb: Tensor, ni: Tensor, ti: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        output = self.model(ModalBatch(PerModality(rgb, ni, ti), ids, ids, ids))
+        output = self.model(ModalBatch(PerModality(rgb, ni, ti), ids, ids, ids).without(self.absent))
         return tuple(head.logits for head in output.heads)
 
 
 @contextmanager
-def _evaluating(model: MultiModalReID, batch_size: int) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
+def _evaluating(
+    model: MultiModalReID, batch_size: int, modalities: Sequence[Modality]
+) -> Iterator[tuple[nn.Module, tuple[Tensor, ...]]]:
     """For a while the model in evaluation mode, without gradient, and random triples on its device."""
     device = next(model.parameters()).device
     images = [torch.randn(batch_size, 3, *model.backbone.img_size, device=device) for _ in Modality]
@@ -154,7 +160,7 @@ def _evaluating(model: MultiModalReID, batch_size: int) -> Iterator[tuple[nn.Mod
     try:
         with torch.no_grad():
             ids = torch.zeros(batch_size, dtype=torch.long, device=device)
-            yield _TensorsIn(model).eval(), (*images, ids)
+            yield _TensorsIn(model, modalities).eval(), (*images, ids)
     finally:
         model.train(was_training)
 
@@ -170,9 +176,11 @@ def model_parts(model: MultiModalReID) -> dict[str, str]:
     return {"backbone": "backbone", **pife, **branches, "heads": "heads"}
 
 
-def count_multiply_adds(model: MultiModalReID) -> dict[str, int]:
-    """Multiply-adds for one triple, by what the report calls the part."""
-    with warnings.catch_warnings(), _evaluating(model, 1) as (runner, example):
+def count_multiply_adds(
+    model: MultiModalReID, modalities: Sequence[Modality] = tuple(Modality)
+) -> dict[str, int]:
+    """Multiply-adds for one triple with images of `modalities`, by what the report calls the part."""
+    with warnings.catch_warnings(), _evaluating(model, 1, modalities) as (runner, example):
         warnings.simplefilter("ignore", FutureWarning)  # fvcore uses torch.jit, which newer torch deprecates
         from fvcore.nn import FlopCountAnalysis  # late, since importing it warns
 
@@ -191,7 +199,7 @@ def count_tokens(model: MultiModalReID) -> tuple[int, ...]:
         for block in model.backbone.vit.blocks
     ]
     try:
-        with _evaluating(model, 1) as (runner, example):
+        with _evaluating(model, 1, model.modalities) as (runner, example):
             runner(*example)
     finally:
         for hook in hooks:
@@ -199,9 +207,15 @@ def count_tokens(model: MultiModalReID) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def measure_speed(model: MultiModalReID, batch_size: int, *, min_seconds: float = 1.0) -> float:
+def measure_speed(
+    model: MultiModalReID,
+    batch_size: int,
+    modalities: Sequence[Modality] = tuple(Modality),
+    *,
+    min_seconds: float = 1.0,
+) -> float:
     """Images per second in evaluation, on the device that holds the model, after one warm-up pass."""
-    with _evaluating(model, batch_size) as (runner, example):
+    with _evaluating(model, batch_size, modalities) as (runner, example):
         device, passes, start = example[0].device, -1, 0.0
         while passes < 2 or time.perf_counter() - start < min_seconds:
             runner(*example)
@@ -209,7 +223,7 @@ def measure_speed(model: MultiModalReID, batch_size: int, *, min_seconds: float 
                 torch.cuda.synchronize(device)
             passes += 1
             start = start if passes else time.perf_counter()  # the first pass is the warm-up
-        return 3 * batch_size * passes / (time.perf_counter() - start)
+        return len(modalities) * batch_size * passes / (time.perf_counter() - start)
 
 
 @contextmanager
@@ -265,9 +279,13 @@ def _cuda_peak(model: MultiModalReID, batch: ModalBatch) -> int:
     return torch.cuda.max_memory_allocated(batch.person_ids.device)
 
 
-def measure_cost(model: MultiModalReID) -> CostReport:
-    """Count parameters, multiply-adds and memory, and measure the speed on the model's device."""
-    multiply_adds = count_multiply_adds(model)
+def measure_cost(model: MultiModalReID, modalities: Sequence[Modality] | None = None) -> CostReport:
+    """Count parameters, multiply-adds and memory, and measure the speed on the model's device.
+
+    The triples have images of `modalities`; without them, of all those that the model has.
+    """
+    modalities = tuple(m for m in model.modalities if modalities is None or m in modalities)
+    multiply_adds = count_multiply_adds(model, modalities)
     parts = []
     for title, part in model_parts(model).items():
         parameters = list(model.get_submodule(part).parameters())
@@ -277,6 +295,6 @@ def measure_cost(model: MultiModalReID) -> CostReport:
     on_cuda = device.type == "cuda"
     where = torch.cuda.get_device_name(device) if on_cuda else f"CPU, threads: {torch.get_num_threads()}"
     batch_size = 64 if on_cuda else 4
-    speed = measure_speed(model, batch_size)
+    speed = measure_speed(model, batch_size, modalities)
     tokens, memory = count_tokens(model), measure_step_memory(model)
-    return CostReport(tuple(parts), speed, batch_size, where, tokens, memory)
+    return CostReport(tuple(parts), speed, batch_size, where, tokens, memory, modalities)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import nn
 from yacs.config import CfgNode
 
 from errors import UserError
+from modeling.absence import AbsentTokens
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.backbone.slimming import Slimming
 from modeling.branches import Branch
 from modeling.branches.controls import AllPatches, RandomSparse
-from modeling.branches.demo import HDM, SUBSETS, ATMoE, DeMoFusion
+from modeling.branches.demo import HDM, ATMoE, DeMoFusion
 from modeling.branches.editor import ClassTokens, EditorBranch
 from modeling.branches.original import Original
 from modeling.branches.sdtps import SDTPSBranch
@@ -39,6 +40,7 @@ class TokenSizes:
     # Rows and columns of an image's patches; also with slimming, so that a branch keeps its weights.
     grid: tuple[int, int]
     num_ids: int  # training identities
+    modalities: tuple[Modality, ...] = tuple(Modality)  # the tokens of others are zeros
 
     @property
     def num_patches(self) -> int:
@@ -62,10 +64,17 @@ def register_branch(name: str, build: BranchBuilder) -> None:
     _builders[name] = build
 
 
-def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0) -> MultiModalReID:
+def make_model(
+    cfg: CfgNode,
+    num_class: int,
+    camera_num: int,
+    view_num: int = 0,
+    modalities: Sequence[Modality] = tuple(Modality),
+) -> MultiModalReID:
     """Build the network that `cfg` describes, with random weights, for so many identities, cameras and views.
 
-    A view is a scene. Only MODEL.SIE_CAMERA and MODEL.SIE_VIEW need cameras and views.
+    A view is a scene. Only MODEL.SIE_CAMERA and MODEL.SIE_VIEW need cameras and views. A model for two
+    modalities encodes two images and has no weights for the third.
     """
     # The backbone, with a row of its camera embedding for each camera, view, or pair of both.
     options = cfg.MODEL
@@ -76,15 +85,16 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
     backbone = _make_backbone(cfg, max(cameras, 1) * max(views, 1) if cameras or views else 0)
     _tell_normalisation(cfg, backbone)
     rows, columns = backbone.grid
-    sizes = TokenSizes(backbone.dim, backbone.grid, num_class)
+    sizes = TokenSizes(backbone.dim, backbone.grid, num_class, tuple(modalities))
     # PIFE, and the branches that the configuration switches on.
-    pife = PIFE(backbone.dim) if options.GLOBAL_LOCAL else None
+    pife = PIFE(backbone.dim, modalities) if options.GLOBAL_LOCAL else None
     branches: dict[str, Branch] = {}
     for build in _builders.values():
         for name, branch in build(cfg, sizes).items():
             if name in branches or name in RESERVED or not re.fullmatch("[a-z][a-z0-9_]*", name):
                 raise ValueError(f"a branch cannot be called {name!r}; choose another name, such as gated")
             branches[name] = branch
+            _check_absence(cfg, sizes, name, branch)
     model = MultiModalReID(
         backbone=backbone,
         branches=branches,
@@ -92,6 +102,9 @@ def make_model(cfg: CfgNode, num_class: int, camera_num: int, view_num: int = 0)
         pife=pife,
         num_views=views,
         use_cameras=options.SIE_CAMERA,
+        modalities=modalities,
+        absent=cfg.TEST.ABSENT,
+        absent_tokens=_make_absent_tokens(cfg, sizes),
     )
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     seen, size = backbone.trunk.seen_size, backbone.img_size
@@ -183,6 +196,27 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
     return backbone
 
 
+def _check_absence(cfg: CfgNode, sizes: TokenSizes, name: str, branch: Branch) -> None:
+    """Refuse a branch that compares all modalities where one would be left out."""
+    if not branch.needs_all:
+        return
+    if len(sizes.modalities) < len(Modality):
+        there = ", ".join(modality.value for modality in sizes.modalities)
+        raise UserError(
+            f"the branch {name} compares three modalities, and the training images are {there}; switch it off"
+        )
+    if cfg.TEST.ABSENT == "skip" and not cfg.MODEL.ABSENT_TOKEN:
+        raise UserError(
+            f"the branch {name} compares three modalities; with TEST.ABSENT skip, set MODEL.ABSENT_TOKEN True"
+        )
+
+
+def _make_absent_tokens(cfg: CfgNode, sizes: TokenSizes) -> AbsentTokens | None:
+    if cfg.TEST.ABSENT == "skip" and cfg.MODEL.ABSENT_TOKEN:
+        return AbsentTokens(sizes.dim, sizes.modalities)
+    return None
+
+
 def _make_slimming(options: CfgNode) -> Slimming | None:
     if not options.SLIM_LAYERS:
         return None
@@ -200,8 +234,8 @@ def _make_original(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     if cfg.MODEL.USE_EDITOR:  # which trains the class tokens in its own way, and does not evaluate them
         return {}
     if cfg.MODEL.DIRECT:
-        return {"ori": Original(sizes.dim)}
-    return {f"ori_{m.key}": Original(sizes.dim, [m]) for m in Modality}
+        return {"ori": Original(sizes.dim, sizes.modalities)}
+    return {f"ori_{m.key}": Original(sizes.dim, [m]) for m in sizes.modalities}
 
 
 def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
@@ -210,13 +244,14 @@ def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     if not options.USE_SDTPS:
         return {}
     if options.SDTPS_SELECT == "all":
-        return {"sdtps": SDTPSBranch(AllPatches(), sizes.dim)}
+        return {"sdtps": SDTPSBranch(AllPatches(), sizes.dim, sizes.modalities)}
     ratio, selectors = options.SDTPS_SPARSE_RATIO, None
     if options.SDTPS_SELECT == "random":
-        selectors = [RandomSparse(ratio, seed=index) for index in range(len(Modality))]
+        selectors = [RandomSparse(ratio, seed=index) for index in range(len(sizes.modalities))]
     select = MultiModalSDTPS(
         sizes.dim,
         sizes.num_patches,
+        num_modalities=len(sizes.modalities),
         sparse_ratio=ratio,
         aggr_ratio=options.SDTPS_AGGR_RATIO,
         beta=options.SDTPS_BETA,
@@ -224,15 +259,19 @@ def _make_sdtps(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
         gumbel_tau=options.SDTPS_GUMBEL_TAU,
         selectors=selectors,
     )
-    return {"sdtps": SDTPSBranch(select, sizes.dim, beta=options.SDTPS_BETA, guide=options.SDTPS_GUIDE)}
+    branch = SDTPSBranch(
+        select, sizes.dim, sizes.modalities, beta=options.SDTPS_BETA, guide=options.SDTPS_GUIDE
+    )
+    return {"sdtps": branch}
 
 
 def _make_demo(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     options = cfg.MODEL
     if not options.HDM:
         return {}
-    hdm = HDM(sizes.dim)
-    atmoe = ATMoE(sizes.dim, num_features=len(SUBSETS), num_heads=options.HEAD) if options.ATM else None
+    hdm = HDM(sizes.dim, sizes.modalities)
+    count = len(hdm.subsets)
+    atmoe = ATMoE(sizes.dim, num_features=count, num_heads=options.HEAD) if options.ATM else None
     return {"moe": DeMoFusion(hdm, atmoe, sizes.dim)}
 
 

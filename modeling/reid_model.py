@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from modeling.absence import AbsentTokens, ImageRows, encode_present
 from modeling.backbone import Backbone, EncodedImages
 from modeling.branches import Branch
 from modeling.heads import BNNeckHead
@@ -39,6 +40,10 @@ class MultiModalReID(nn.Module):
         pife: joins globals and patches before the branches; None to leave the class tokens as they are.
         num_views: how many views share one camera in the camera embedding; 0 without view embedding.
         use_cameras: whether the camera embedding distinguishes cameras.
+        modalities: M of them; the images of others are not looked at.
+        absent: what becomes of an absent image: `zeros` go through the backbone, as in DeMo, or `skip`: it is
+            not encoded, and its tokens do not count.
+        absent_tokens: with `skip`, stand in for the tokens of absent images.
     """
 
     def __init__(
@@ -50,6 +55,9 @@ class MultiModalReID(nn.Module):
         pife: PIFE | None = None,
         num_views: int = 0,
         use_cameras: bool = True,
+        modalities: Sequence[Modality] = tuple(Modality),
+        absent: str = "zeros",
+        absent_tokens: AbsentTokens | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -63,6 +71,9 @@ class MultiModalReID(nn.Module):
         backbone.read_attention(self.needs)
         self.num_views = num_views
         self.use_cameras = use_cameras
+        self.modalities = tuple(modalities)
+        self.skips = absent == "skip"
+        self.absent_tokens = absent_tokens
 
     @property
     def selects(self) -> bool:
@@ -86,15 +97,62 @@ class MultiModalReID(nn.Module):
         return self.fuse(self.encode(batch), gather, batch.person_ids)
 
     def encode(self, batch: ModalBatch) -> ModalTokens:
-        """The first half of `forward`: the three modalities in one call of the backbone."""
-        ids = self._embedding_ids(batch).repeat(len(Modality))
-        counts = [images.shape[0] for images in batch.images]
-        encoded = self.backbone(torch.cat(batch.images), ids, counts=counts)  # 3B images
-        tokens = self._as_tokens(encoded, batch.images, _split)
+        """The first half of `forward`: all modalities in one call of the backbone."""
+        return self._without_absent(self._encode_all(batch), self._present(batch))
+
+    def _encode_all(self, batch: ModalBatch) -> ModalTokens:
+        """The tokens of the images, before anything stands in for those that are absent."""
+        encoded = self.encode_images(batch, skip=self.skips)
+        tokens = self._as_tokens(encoded, batch.images, self.by_modality)
         if encoded.slimmed is None:
             return tokens
-        indices, scores = _split(encoded.slimmed.indices), _split(encoded.slimmed.scores)
+        indices, scores = map(self.by_modality, (encoded.slimmed.indices, encoded.slimmed.scores))
         return replace(tokens, slimmed=PerModality(*map(SlimmedPatches, indices, scores)))
+
+    def encode_images(self, batch: ModalBatch, *, skip: bool) -> EncodedImages:
+        """What the backbone makes of M * B images, one modality after the other, in one call.
+
+        With `skip` it leaves out those that are absent.
+        """
+        images, present = ([part.of(m) for m in self.modalities] for part in (batch.images, batch.present))
+        ids = self._embedding_ids(batch).repeat(len(self.modalities))
+        size = batch.person_ids.shape[0]  # unlike len, for any batch in an export
+        counts = tuple(size if m in self.modalities else 0 for m in Modality)
+        rows = ImageRows(torch.cat(images), ids, counts, torch.stack(present))
+        return encode_present(self.backbone, rows) if skip else self.backbone(*rows)
+
+    def by_modality(self, tensor: Tensor) -> PerModality[Tensor]:
+        """(M * B, …) -> (B, …) of each modality; zeros for one that the model does not have."""
+        parts = tensor.unflatten(0, (len(self.modalities), -1))  # unlike chunk, for any batch in an export
+        return PerModality.build(
+            lambda m: parts[self.modalities.index(m)] if m in self.modalities else torch.zeros_like(parts[0])
+        )
+
+    def _present(self, batch: ModalBatch, missing: Sequence[Modality] = ()) -> PerModality[Tensor] | None:
+        """Whose tokens count without the `missing` modalities, (B,) of each; None if all do."""
+        if not self.skips and len(self.modalities) == len(Modality):
+            return None
+
+        def counts(modality: Modality) -> Tensor:
+            there = batch.present.of(modality)
+            if modality not in self.modalities or (self.skips and modality in missing):
+                return torch.zeros_like(there)
+            return there if self.skips else torch.ones_like(there)
+
+        return PerModality.build(counts)
+
+    def _without_absent(self, tokens: ModalTokens, present: PerModality[Tensor] | None) -> ModalTokens:
+        """Zeros or learned tokens in place of those that do not count."""
+        if present is None:
+            return tokens
+        if self.absent_tokens is None:
+            return tokens.emptied(present)
+        filled = self.absent_tokens(tokens, present)
+        if len(self.modalities) == len(Modality):
+            return filled
+        return filled.emptied(
+            PerModality.build(lambda m: torch.full_like(present.of(m), m in self.modalities))
+        )
 
     def _as_tokens(
         self,
@@ -123,14 +181,21 @@ class MultiModalReID(nn.Module):
         all conditions. With slimming the modalities guide each other: one pass for each condition.
 
         Args:
-            batch: complete.
+            batch: complete, as far as the data set is.
             conditions: by any name, the modalities that are missing.
         """
         if self.backbone.slimming is not None:
             return {name: self(batch.without(missing)) for name, missing in conditions.items()}
-        tokens = self.encode(batch)
-        absent = self._encode_missing(batch) if any(conditions.values()) else tokens
-        return {name: self.fuse(tokens.replaced(missing, by=absent)) for name, missing in conditions.items()}
+        tokens = self._encode_all(batch)
+        absent = tokens
+        if any(conditions.values()) and not self.skips:
+            absent = self._encode_missing(batch)
+        return {
+            name: self.fuse(
+                self._without_absent(tokens.replaced(missing, by=absent), self._present(batch, missing))
+            )
+            for name, missing in conditions.items()
+        }
 
     def _encode_missing(self, batch: ModalBatch) -> ModalTokens:
         """The tokens that `encode` would give if all images of the batch were missing.
@@ -162,13 +227,16 @@ class MultiModalReID(nn.Module):
         """
         if self.pife is not None:
             tokens = replace(tokens, globals_=self.pife(tokens.globals_, tokens.patches))
+            if tokens.present is not None:
+                tokens = tokens.emptied(tokens.present)
         heads = []
         losses: dict[str, Tensor] = {}
         selections: dict[str, Selection] = {}
         for name, branch in cast("Mapping[str, Branch]", self.branches).items():
             output = branch(tokens)
             head = self.heads[branch.shared_head or name]
-            heads.append(head(branch.finish(gather(output.features)), name, branch.role))
+            found = head(branch.finish(gather(output.features)), name, branch.role)
+            heads.append(replace(found, parts=branch.parts))
             own = _join_losses(output.losses, gather)
             if self.training and output.rows:
                 assert person_ids is not None, "losses over the whole batch need its labels"
@@ -213,8 +281,3 @@ def _make_heads(branches: Mapping[str, Branch], num_classes: int) -> dict[str, B
     return {
         head: BNNeckHead(dim, num_classes, train_neck_bias=learns) for head, (dim, learns) in kinds.items()
     }
-
-
-def _split(tensor: Tensor) -> PerModality[Tensor]:
-    """(3B, ...) -> (B, ...) of each modality."""
-    return PerModality(*tensor.unflatten(0, (len(Modality), -1)))  # unlike chunk, for any batch in an export

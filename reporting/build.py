@@ -14,6 +14,7 @@ from reporting.extra import import_extra
 from reporting.folder import ReportFolder
 from reporting.report import About, ReportWriter
 from reporting.watch import SelectionWatch, read_triples, spread_evenly
+from structures import RetrievalSet
 
 NUM_WATCHED = 8
 
@@ -27,8 +28,12 @@ def make_selection_watch(
     return SelectionWatch(batch, mean=cfg.INPUT.PIXEL_MEAN, std=cfg.INPUT.PIXEL_STD)
 
 
-class Names(Protocol):
-    """What a data set calls its cameras and scenes, by their ids."""
+class Named(Protocol):
+    """What a data set calls its cameras and scenes, by their ids, and its test triples."""
+
+    @property
+    def test(self) -> RetrievalSet:
+        """The test triples."""
 
     @property
     def camera_names(self) -> Sequence[str]:
@@ -39,7 +44,7 @@ class Names(Protocol):
         """By scene id."""
 
 
-def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit: str) -> ReportWriter:
+def make_report_writer(cfg: CfgNode, folder: ReportFolder, data: Named, commit: str) -> ReportWriter:
     """A writer for a report in `folder` on the model and the data that `cfg` names."""
     import_extra("sklearn.manifold")  # if it is missing, say so before the evaluation
     about = About(
@@ -48,11 +53,12 @@ def make_report_writer(cfg: CfgNode, folder: ReportFolder, names: Names, commit:
         weights=cfg.TEST.WEIGHT,
         config=cfg.dump(),
         commit=commit,
-        camera_names=names.camera_names,
-        scene_names=names.scene_names,
+        camera_names=data.camera_names,
+        scene_names=data.scene_names,
         re_ranking=cfg.TEST.RE_RANKING == "yes",
         mean=cfg.INPUT.PIXEL_MEAN,
         std=cfg.INPUT.PIXEL_STD,
+        modalities=data.test.modalities,
     )
     return ReportWriter(folder, about)
 

@@ -107,14 +107,16 @@ class RankLayout(NamedTuple):
 
 
 def arrange_ranks(
-    num_rows: int, num_columns: int, aspect: float, width: float, *, stacked: bool
+    num_rows: int, num_columns: int, aspect: float, width: float, *, stacked: bool, count: int = 3
 ) -> RankLayout:
-    """Fill the width of a figure with ranked lists, a row per query; `aspect` of an image: height / width."""
+    """Fill the width of a figure with ranked lists, a row per query.
+
+    `aspect` of an image is height / width; `count` is that of the images of a triple.
+    """
     left = LINE if stacked else EDGE
     top = (LINE if stacked else 2 * LINE) + EDGE
     # One more space sets the query apart from its list.
     cell = (width - left - EDGE - num_columns * SPACE) / num_columns
-    count = len(Modality)
     image = cell if stacked else (cell - (count - 1) * GAP) / count
     height = aspect * image
     triple = count * height + (count - 1) * GAP if stacked else height
@@ -122,7 +124,9 @@ def arrange_ranks(
     return RankLayout(stacked, left, top, cell, image, height, row, top + num_rows * row - SPACE)
 
 
-def draw_ranks(lists: Sequence[Sequence[RankCell]], *, width: float) -> Figure:
+def draw_ranks(
+    lists: Sequence[Sequence[RankCell]], *, width: float, modalities: Sequence[Modality] = tuple(Modality)
+) -> Figure:
     """Draw one row per query: the query, then its nearest triples.
 
     Triples are stacked where the figure then fits on a page, and side by side otherwise. All images have one
@@ -131,9 +135,9 @@ def draw_ranks(lists: Sequence[Sequence[RankCell]], *, width: float) -> Figure:
     _, pixel_height, pixel_width, _ = lists[0][0].pictures.shape
     num_columns = max(map(len, lists))
     sizes = (len(lists), num_columns, pixel_height / pixel_width, width)
-    layout = arrange_ranks(*sizes, stacked=True)
+    layout = arrange_ranks(*sizes, stacked=True, count=len(modalities))
     if layout.total > PAGE_HEIGHT:
-        layout = arrange_ranks(*sizes, stacked=False)
+        layout = arrange_ranks(*sizes, stacked=False, count=len(modalities))
     plane = Plane(width, layout.total)
     lefts = [layout.left + i * (layout.cell + SPACE) + (SPACE if i else 0.0) for i in range(num_columns)]
     for column, left in enumerate(lefts):
@@ -141,14 +145,14 @@ def draw_ranks(lists: Sequence[Sequence[RankCell]], *, width: float) -> Figure:
     for row, cells in enumerate(lists):
         top = layout.top + row * layout.row
         if layout.stacked or row == 0:
-            _name_modalities(plane, layout, top)
+            _name_modalities(plane, layout, top, modalities)
         for left, cell in zip(lefts, cells, strict=False):
             _draw_triple(plane, layout, cell, left, top)
     return plane.figure
 
 
-def _name_modalities(plane: Plane, layout: RankLayout, top: float) -> None:
-    for index, modality in enumerate(Modality):
+def _name_modalities(plane: Plane, layout: RankLayout, top: float, modalities: Sequence[Modality]) -> None:
+    for index, modality in enumerate(modalities):
         if layout.stacked:
             middle = top + index * (layout.height + GAP) + layout.height / 2
             plane.text(modality.value, LINE / 2, middle, CAPTION_SIZE, rotation=90)
@@ -181,10 +185,12 @@ class MapLayout(NamedTuple):
     total: float  # height of the figure
 
 
-def arrange_maps(num_triples: int, num_views: int, aspect: float, width: float) -> MapLayout:
-    """Fill the width of a figure with maps, but not more than a page, unless there are too many triples."""
+def arrange_maps(num_triples: int, num_views: int, aspect: float, width: float, count: int = 3) -> MapLayout:
+    """Fill the width of a figure with maps, but not more than a page, unless there are too many triples.
+
+    `aspect` of an image is height / width; `count` is that of the images of a triple.
+    """
     left = LINE + EDGE
-    count = len(Modality)
     text = 2 * LINE  # the name of the triple and those of the views
 
     def image_width(per_line: int) -> float:
@@ -211,8 +217,8 @@ def arrange_maps(num_triples: int, num_views: int, aspect: float, width: float) 
 
 def draw_maps(maps: Maps, names: Sequence[str], *, width: float) -> Figure:
     """Draw the views of triples: a block for each triple, in it a row per modality and a column per view."""
-    num_triples, _, num_views, pixel_height, pixel_width, _ = maps.pictures.shape
-    layout = arrange_maps(num_triples, num_views, pixel_height / pixel_width, width)
+    num_triples, count, num_views, pixel_height, pixel_width, _ = maps.pictures.shape
+    layout = arrange_maps(num_triples, num_views, pixel_height / pixel_width, width, count)
     plane = Plane(width, layout.total)
     for index, (views_of, name) in enumerate(zip(maps.pictures, names, strict=True)):
         line, column = divmod(index, layout.per_line)
@@ -221,7 +227,7 @@ def draw_maps(maps: Maps, names: Sequence[str], *, width: float) -> Figure:
         for i, view in enumerate(maps.views):
             x = left + i * (layout.width + GAP)
             plane.text(view, x + layout.width / 2, top - LINE / 2, CAPTION_SIZE)
-        for row, (modality, views) in enumerate(zip(Modality, views_of, strict=True)):
+        for row, (modality, views) in enumerate(zip(maps.modalities, views_of, strict=True)):
             y = top + row * (layout.height + GAP)
             if column == 0:
                 plane.text(modality.value, left - EDGE - LINE / 2, y + layout.height / 2, rotation=90)

@@ -32,7 +32,8 @@ HUE_STEP = 0.618034  # the golden ratio: any number of hues in a row lie far fro
 class Maps(NamedTuple):
     """Maps of T triples, and what their colours mean."""
 
-    pictures: np.ndarray  # V views of each image, (T, 3, V, H, W, 3) in [0, 1]
+    pictures: np.ndarray  # V views of each image of M modalities, (T, M, V, H, W, 3) in [0, 1]
+    modalities: tuple[Modality, ...]  # M of them
     views: tuple[str, ...]  # V names
     colours: str  # name of the colour map
     label: str  # what the colour map shows
@@ -100,7 +101,9 @@ def token_colours(count: int) -> Tensor:
     return torch.tensor([hsv_to_rgb(index * HUE_STEP % 1, *shades[index % 2]) for index in range(count)])
 
 
-def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
+def selection_maps(
+    images: PerModality[Tensor], selection: Selection, modalities: Sequence[Modality] = tuple(Modality)
+) -> Maps:
     """The image, the kept patches, the scores, and by colour the aggregated token that a patch feeds most.
 
     Slimming aggregates nothing, so that its maps end with the scores.
@@ -108,9 +111,10 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].
         selection: of the same triples.
+        modalities: those to show.
     """
     grid = selection.grid
-    scores = torch.stack([scores.cpu() for scores in selection.scores])  # (3, T, N)
+    scores = torch.stack([selection.scores.of(m).cpu() for m in modalities])  # (M, T, N)
     low, high = float(scores.min()), float(scores.max())
 
     def views(modality: Modality) -> list[Tensor]:
@@ -126,16 +130,29 @@ def selection_maps(images: PerModality[Tensor], selection: Selection) -> Maps:
         return pictures
 
     names = ("image", "kept", "score", "tokens")[: 3 if selection.weights is None else 4]
-    return Maps(_stack(views), names, SCORE_COLOURS, "score", (f"{low:.2f}", f"{high:.2f}"))
+    return Maps(
+        _stack(views, modalities),
+        tuple(modalities),
+        names,
+        SCORE_COLOURS,
+        "score",
+        (f"{low:.2f}", f"{high:.2f}"),
+    )
 
 
-def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], grid: tuple[int, int]) -> Maps:
+def attention_maps(
+    images: PerModality[Tensor],
+    rollout: PerModality[Tensor],
+    grid: tuple[int, int],
+    modalities: Sequence[Modality] = tuple(Modality),
+) -> Maps:
     """The image, and how much of each patch reaches the class token, from the least to the most in the image.
 
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].
         rollout: the share of each patch, each (T, N).
         grid: rows and columns of the patches.
+        modalities: those to show.
     """
 
     def views(modality: Modality) -> list[Tensor]:
@@ -144,7 +161,14 @@ def attention_maps(images: PerModality[Tensor], rollout: PerModality[Tensor], gr
         heat = spread_over_pixels((shares - low) / (high - low).clamp(min=1e-12), grid, own, "bilinear")
         return [own, lay_over(own, _coloured(heat, ATTENTION_COLOURS), ATTENTION_STRENGTH)]
 
-    return Maps(_stack(views), ("image", "attention"), ATTENTION_COLOURS, "attention", ("least", "most"))
+    return Maps(
+        _stack(views, modalities),
+        tuple(modalities),
+        ("image", "attention"),
+        ATTENTION_COLOURS,
+        "attention",
+        ("least", "most"),
+    )
 
 
 def _coloured(values: Tensor, colours: str) -> Tensor:
@@ -153,7 +177,7 @@ def _coloured(values: Tensor, colours: str) -> Tensor:
     return torch.from_numpy(colour_map(values[:, 0].numpy())[..., :3]).float().permute(0, 3, 1, 2)
 
 
-def _stack(views: Callable[[Modality], list[Tensor]]) -> np.ndarray:
-    """The views of each modality, V times (T, 3, H, W), as (T, 3, V, H, W, 3)."""
-    pictures = torch.stack([torch.stack(views(modality)) for modality in Modality])  # (3, V, T, 3, H, W)
+def _stack(views: Callable[[Modality], list[Tensor]], modalities: Sequence[Modality]) -> np.ndarray:
+    """The views of each modality, V times (T, 3, H, W), as (T, M, V, H, W, 3)."""
+    pictures = torch.stack([torch.stack(views(modality)) for modality in modalities])  # (M, V, T, 3, H, W)
     return pictures.permute(2, 0, 1, 4, 5, 3).numpy()

@@ -13,10 +13,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from evaluation.any_to_any import AnyToAny
 from evaluation.result import EvaluationResult
 from reporting.folder import ReportFolder
 from reporting.summary import (
+    any_to_any_data,
     breakdown_data,
+    cell_id,
     control_data,
     cost_data,
     feature_maps,
@@ -46,6 +49,7 @@ class About:
     re_ranking: bool
     mean: Sequence[float]  # of the normalisation of the images, one value per channel
     std: Sequence[float]
+    modalities: tuple[Modality, ...] = tuple(Modality)  # that the test triples have; others are not shown
 
 
 class ReportWriter:
@@ -77,13 +81,17 @@ class ReportWriter:
         first = self._num_triples
         self._num_triples += len(batch)
         self._image_size = thumbnail_size(*batch.images.rgb.shape[-2:])
-        for row, strip in enumerate(make_strips(batch.images, self.about.mean, self.about.std), first):
+        images = [batch.images.of(modality) for modality in self.about.modalities]
+        for row, strip in enumerate(make_strips(images, self.about.mean, self.about.std), first):
             self._folder.write_image(row, strip)
         selection = next(iter(outputs.values())).selection
         if selection is not None:
-            self._grid, self._sources = selection.grid, source_names(selection)
+            self._grid = selection.grid
+            self._sources = source_names(selection, self.about.modalities)
             self._has_tokens = selection.weights is not None
-            for row, content in enumerate(describe_selections(outputs, len(batch)), first):
+            for row, content in enumerate(
+                describe_selections(outputs, len(batch), self.about.modalities), first
+            ):
                 self._folder.write_data(f"triples/{row}", content)
 
     def finish(
@@ -92,6 +100,7 @@ class ReportWriter:
         *,
         cost: Mapping[str, Any],
         history: Mapping[str, Any],
+        any_to_any: AnyToAny | None = None,
     ) -> Path:
         """Write the rest and put the report into place.
 
@@ -100,6 +109,7 @@ class ReportWriter:
             cost: plain numbers, as in metrics.json.
             history: `epochs` and `summary` of the metrics.json of training, and `choice`: which epoch the
                 weights are of, in words; each only where it is known.
+            any_to_any: the matrix, if it was asked for.
 
         Returns:
             The page to open.
@@ -109,6 +119,7 @@ class ReportWriter:
             for pattern, lists in result.rank_lists(LIST_LENGTH).items():
                 content = ranking_data(result.ranking[pattern], lists)
                 self._folder.write_data(f"ranking_{condition}_{pattern}", content)
+        matrix = None if any_to_any is None else self._write_cells(any_to_any)
         # What the page shows at once.
         main = next(iter(results.values()))
         summary = {
@@ -121,12 +132,13 @@ class ReportWriter:
             "protocol": main.samples.triples.protocol,
             "created": datetime.now().strftime("%Y-%m-%d %H:%M"),
             "commit": self.about.commit,
-            "modalities": [modality.value for modality in Modality],
+            "modalities": [modality.value for modality in self.about.modalities],
             "image": dict(zip(("height", "width"), self._image_size, strict=True)),
             "grid": self._grid,
             "sources": self._sources,
             "has_tokens": self._has_tokens,
             **result_data({condition: result.ranking for condition, result in results.items()}),
+            "any_to_any": matrix,
             "selection": None if main.selection is None else selection_data(main.selection),
             **sample_data(main, self.about.camera_names, self.about.scene_names),
             "breakdown": breakdown_data(main, self.about.camera_names),
@@ -137,3 +149,13 @@ class ReportWriter:
         }
         self._folder.write_data("summary", summary)
         return self._folder.publish()
+
+    def _write_cells(self, matrix: AnyToAny) -> dict[str, Any]:
+        """Write the ranked lists of each different cell; returns what the page shows of the matrix."""
+        content = any_to_any_data(matrix)
+        files = {cell.get("ranking") for cell in content["cells"]}
+        for sides, metrics in tqdm(matrix.cells.items(), desc="report", unit="cell", leave=False):
+            if metrics is not None and (name := cell_id(*sides)) in files:
+                lists = matrix.rank_lists(*sides, LIST_LENGTH)
+                self._folder.write_data(f"ranking_any_{name}", ranking_data(metrics, lists))
+        return content

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from evaluation.any_to_any import AnyToAny, Side
 from evaluation.rank_lists import RankLists
 from evaluation.result import EvaluationResult, main_scores
 from evaluation.selection import SelectionMetrics
 from reporting.feature_map import embed_in_plane
-from structures import BEST_ON, LAST_EPOCH, MISSING_CONDITIONS, RETURN_PATTERNS, Modality, RankingMetrics
+from structures import BEST_ON, LAST_EPOCH, MISSING_CONDITIONS, RETURN_PATTERNS, RankingMetrics
 
 
 def cost_data(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,10 +68,10 @@ def result_data(ranking: Mapping[str, Mapping[int, RankingMetrics]]) -> dict[str
 def selection_data(selection: SelectionMetrics) -> dict[str, Any]:
     """Kept-patch precision in percent, with what it has to be compared with."""
     return {
-        **{m.value: 100 * selection.precision.of(m) for m in Modality},
+        **{m.value: 100 * selection.precision.of(m) for m in selection.modalities},
         "chance": 100 * selection.chance,
         "best_possible": 100 * selection.best,
-        "same_patches": {m.value: 100 * selection.same_indices.of(m) for m in Modality},
+        "same_patches": {m.value: 100 * selection.same_indices.of(m) for m in selection.modalities},
     }
 
 
@@ -79,8 +80,14 @@ def sample_data(
 ) -> dict[str, Any]:
     """The labels of the test triples, and which of them are queries."""
     samples = result.samples
+    absent = {
+        modality.value: np.flatnonzero(~samples.present.of(modality)).tolist()
+        for modality in samples.triples.modalities
+        if not samples.present.of(modality).all()
+    }
     return {
         "triples": {
+            **({"absent": absent} if absent else {}),  # rows without an image
             "names": list(samples.names),
             "person": samples.person_ids.tolist(),
             "camera": [camera_names[camera] for camera in samples.camera_ids.tolist()],
@@ -89,6 +96,22 @@ def sample_data(
         "queries": samples.triples.query_rows.tolist(),
         "gallery_size": len(samples.triples.gallery_rows),
     }
+
+
+def any_to_any_data(matrix: AnyToAny) -> dict[str, Any]:
+    """The cells with the name of their file of ranked lists, which equal cells share, and the means."""
+    content = matrix.as_dict()
+    files: dict[int, str] = {}
+    for (sides, metrics), cell in zip(matrix.cells.items(), content["cells"], strict=True):
+        cell["id"] = cell_id(*sides)
+        if metrics is not None:
+            cell["ranking"] = files.setdefault(id(metrics), cell["id"])
+    return content
+
+
+def cell_id(query: Side, gallery: Side) -> str:
+    """The name of a cell of the any-to-any matrix: r-nt for RGB against NI and TI."""
+    return "-".join("".join(m.letter for m in side) for side in (query, gallery))
 
 
 def breakdown_data(result: EvaluationResult, camera_names: Sequence[str]) -> dict[str, Any]:

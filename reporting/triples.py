@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from reporting.pictures import denormalise
-from structures import Modality, ModelOutput, PerModality, Selection
+from structures import Modality, ModelOutput, Selection
 
 THUMBNAIL_SIDE = 192  # the longer side of one image; smaller images keep their size
 MAX_BYTE = 255
@@ -25,29 +25,29 @@ def thumbnail_size(height: int, width: int) -> tuple[int, int]:
     return round(factor * height), round(factor * width)
 
 
-def make_strips(
-    images: PerModality[Tensor], mean: Sequence[float], std: Sequence[float]
-) -> list[Image.Image]:
-    """B pictures of normalised images, each (B, 3, H, W): the modalities side by side."""
-    wide = torch.cat([denormalise(image, mean, std) for image in images], dim=3)  # (B, 3, H, 3W)
-    height, width = thumbnail_size(*images.rgb.shape[-2:])
-    small = F.interpolate(wide, (height, len(Modality) * width), mode="bilinear", antialias=True)
-    pixels = (MAX_BYTE * small).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()  # (B, H', 3W', 3)
+def make_strips(images: Sequence[Tensor], mean: Sequence[float], std: Sequence[float]) -> list[Image.Image]:
+    """B pictures of normalised images, (B, 3, H, W) of each of M modalities: these side by side."""
+    wide = torch.cat([denormalise(image, mean, std) for image in images], dim=3)  # (B, 3, H, MW)
+    height, width = thumbnail_size(*images[0].shape[-2:])
+    small = F.interpolate(wide, (height, len(images) * width), mode="bilinear", antialias=True)
+    pixels = (MAX_BYTE * small).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()  # (B, H', MW', 3)
     return [Image.fromarray(strip) for strip in pixels]
 
 
-def source_names(selection: Selection) -> dict[str, list[str]]:
+def source_names(selection: Selection, modalities: Sequence[Modality]) -> dict[str, list[str]]:
     """By modality, what its scores are made of, as the page calls it; nothing where a method has no parts."""
     titles = {modality.key: modality.value for modality in Modality}
     return {
         m.value: [
             f"own: {m.value}" if name == "own" else titles.get(name, name) for name in selection.sources.of(m)
         ]
-        for m in Modality
+        for m in modalities
     }
 
 
-def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[dict[str, Any]]:
+def describe_selections(
+    outputs: Mapping[str, ModelOutput], count: int, modalities: Sequence[Modality]
+) -> list[dict[str, Any]]:
     """For each of the `count` triples of a batch, by condition and modality: kept patches, scores, weights.
 
     Numbers are coded in bytes. Every output must have a selection.
@@ -55,14 +55,14 @@ def describe_selections(outputs: Mapping[str, ModelOutput], count: int) -> list[
     described: dict[str, list[dict[str, Any]]] = {}
     for condition, output in outputs.items():
         assert output.selection is not None
-        described[condition] = _describe(output.selection)
+        described[condition] = _describe(output.selection, modalities)
     return [{condition: triples[row] for condition, triples in described.items()} for row in range(count)]
 
 
-def _describe(selection: Selection) -> list[dict[str, Any]]:
+def _describe(selection: Selection, modalities: Sequence[Modality]) -> list[dict[str, Any]]:
     """For each triple, by modality: see `describe_selections`."""
     by_modality = {}
-    for modality in Modality:
+    for modality in modalities:
         kept = [row.tolist() for row in selection.indices.of(modality)]
         total = selection.scores.of(modality).cpu().numpy()  # (B, N)
         sources = np.zeros((len(total), 0, total.shape[1]), dtype=total.dtype)

@@ -55,9 +55,9 @@ class SelectionWatch:
         return {PICTURE_NAME: self._draw(output.selection)}
 
     def _draw(self, selection: Selection) -> Tensor:
-        """One row per modality, one column per triple."""
+        """One row per modality that any of the triples has, one column per triple."""
         rows = []
-        for modality in Modality:
+        for modality in (m for m in Modality if self._batch.present.of(m).any()):
             images = veil_discarded(self._images.of(modality), selection.masks.of(modality), selection.grid)
             shrink = -(-images.shape[-2] // MAX_HEIGHT)
             images = F.avg_pool2d(images, shrink) if shrink > 1 else images

@@ -10,10 +10,11 @@ import json
 import logging
 from pathlib import Path
 
+import numpy as np
+
 import test_net
 from evaluation.result import main_scores
 from evaluation.tables import condition_name
-from structures import MISSING_CONDITIONS
 from studies.pages import markdown_table, show_mean
 from studies.run_folder import finished_runs
 
@@ -24,11 +25,15 @@ FILE = "missing.json"
 
 def main(args: argparse.Namespace) -> None:
     """Evaluate what has not been evaluated yet, and log a table: mean ± standard deviation over the runs."""
-    rows = []
+    rows, conditions = [], ["complete"]
     for variant, runs in finished_runs(args.study, args.variants).items():
         scores = [missing_scores(run) for run in runs]
-        rows.append([variant, *(show_mean([run[name] for run in scores]) for name in MISSING_CONDITIONS)])
-    header = ["missing", *map(condition_name, MISSING_CONDITIONS)]
+        conditions = list(scores[0])
+        means = [float(np.mean(list(run.values())[1:])) for run in scores]
+        rows.append(
+            [variant, *(show_mean([run[name] for run in scores]) for name in conditions), show_mean(means)]
+        )
+    header = ["missing", *map(condition_name, conditions), f"mean of {len(conditions) - 1}"]
     logger.info("missing modalities\n\n%s", markdown_table(header, rows))
 
 
@@ -39,4 +44,4 @@ def missing_scores(run: Path) -> dict[str, float]:
         options = ["--missing", "all", "--metrics", str(path)]
         test_net.main([*options, "TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)])
     found = json.loads(path.read_text())["missing"]
-    return {condition: main_scores(found[condition])["mAP"] for condition in MISSING_CONDITIONS}
+    return {condition: main_scores(scores)["mAP"] for condition, scores in found.items()}

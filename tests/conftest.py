@@ -176,6 +176,7 @@ def make_result(ranking: dict[int, RankingMetrics]) -> EvaluationResult:
         names=("0.jpg", "1.jpg", "2.jpg", "3.jpg"),
         triples=make_triples([], query=range(4), gallery=range(4)),
         scoring=ScoringOptions(),
+        present=PerModality.build(lambda _: np.ones(4, dtype=bool)),
     )
     return EvaluationResult(ranking, samples, seconds=1.0)
 

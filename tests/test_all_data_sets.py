@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from torch.utils.data import DataLoader
 from yacs.config import CfgNode
 
@@ -15,8 +17,8 @@ import test_net as test_entry
 import train_net as train_entry
 from config import load_config
 from conftest import ROOT
-from datasets.build import build_data, scan_data
-from datasets.dataset import Sample
+from datasets.build import TrainingSplit, build_data, build_test_data, scan_data
+from datasets.dataset import DatasetError, Sample
 from datasets.sources import SOURCES
 from errors import UserError
 from miniatures import MINIATURES, PLACES, TEST_IDS, TRAIN_IDS, draw_miniature, draw_triple, save
@@ -179,13 +181,73 @@ def test_the_reader_of_the_data_page(tmp_path: Path) -> None:
     assert scan_data(cfg).problems == ()
     data = build_data(cfg)
     assert (*data.split.sizes, data.test.protocol) == (6, 1, 0, "none")
+    assert data.split.modalities == data.test.modalities == (Modality.RGB, Modality.TI)
     for loader in (data.train_loader, data.test.loader):
         batch = next(iter(loader))
-        assert [bool(batch.images.of(m).any()) for m in Modality] == [True, False, True]
+        assert [bool(batch.present.of(m).any()) for m in Modality] == [True, False, True]
+        assert batch.num_images == 2 * len(batch)
 
     train_entry.main(arguments("MSVR310", tmp_path, *settings))
-    result = json.loads((tmp_path / "run" / "metrics.json").read_text())["summary"]["last epoch"]
+    trained = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    result = trained["summary"]["last epoch"]
     assert (result["pattern_3"]["queries"], result["pattern_3"]["skipped"]) == (16, 0)
+
+    # The third modality is nowhere: not in the model, the conditions, the cost or the report.
+    report, numbers = tmp_path / "report", tmp_path / "metrics.json"
+    outputs = ["--any_to_any", "--missing", "all", "--report", str(report), "--metrics", str(numbers)]
+    test_entry.main([*outputs, "TEST.WEIGHT", str(tmp_path / "run" / "last.pth")])
+    found = json.loads(numbers.read_text())
+    assert list(found["missing"]) == ["complete", "r", "t"]
+    assert found["missing"]["complete"]["pattern_3"]["mAP"] == result["pattern_3"]["mAP"]
+    assert found["missing_mean"]["conditions"] == 2
+    assert found["cost"]["modalities"] == trained["cost"]["modalities"] == ["RGB", "TI"]
+    cells = {(*cell["query"], "→", *cell["gallery"]): cell for cell in found["any_to_any"]["cells"]}
+    assert len(cells) == 9
+    assert cells["RGB", "TI", "→", "RGB", "TI"]["mAP"] == result["pattern_1"]["mAP"]
+    assert found["any_to_any"]["cross_modality_mean"]["cells"] == 2
+    summary = read_data(report, "summary")
+    assert summary["modalities"] == ["RGB", "TI"]
+    assert summary["sources"]["RGB"] == ["learned", "own: RGB", "TI"]
+    assert list(read_data(report, "triples/0")["complete"]) == ["RGB", "TI"]
+    with Image.open(report / "images" / "0.jpg") as strip:
+        assert strip.size == (2 * 32, 32)
+    cross = next(c for c in summary["any_to_any"]["cells"] if c["id"] == "r-t")
+    assert len(read_data(report, f"ranking_any_{cross['ranking']}")["rows"]) == 16
+
+
+def read_data(report: Path, name: str) -> Any:
+    """A data file of a report."""
+    text = (report / "data" / f"{name}.js").read_text()
+    return json.loads(text[text.index(",") + 1 : text.rindex(")")])
+
+
+def test_a_model_for_two_modalities_on_a_set_of_three(root: Path, tmp_path: Path) -> None:
+    """It reads the two; a model for three takes what there is."""
+    draw_mine(tmp_path)
+    three = small_config("MSVR310", root)
+    two = TrainingSplit(6, (0, 1), (0, 1), (Modality.RGB, Modality.TI))
+    data = build_test_data(three, two)
+    assert data.test.modalities == (Modality.RGB, Modality.TI)
+    batch = next(iter(data.test.loader))
+    assert not batch.present.ni.any()
+    assert not batch.images.ni.any()
+    with pytest.raises(DatasetError, match=r"has no NI image, and the model was trained on these alone"):
+        build_test_data(write_list(tmp_path, root), replace(two, modalities=(Modality.NI,)))
+
+
+def write_list(folder: Path, root: Path) -> CfgNode:
+    """The configuration of a list of test triples; the first has RGB alone."""
+    files = sorted((root / "MSVR310" / "bounding_box_test").glob("*/vis/*.jpg"))
+    names = {
+        kind: [str(file).replace("/vis/", f"/{kind}/") for file in files] for kind in ("vis", "ni", "th")
+    }
+    names["ni"][0] = names["th"][0] = ""
+    rows = [
+        f"{rgb},{ni},{ti},{file.name[:4]},{file.name[11]},test"
+        for file, rgb, ni, ti in zip(files, names["vis"], names["ni"], names["th"], strict=True)
+    ]
+    (folder / "list.csv").write_text("\n".join(["rgb,ni,ti,id,camera,split", *rows]))
+    return small_config("MSVR310", root, "DATASETS.NAMES", "CSV", "DATASETS.CSV", str(folder / "list.csv"))
 
 
 @pytest.mark.usefixtures("_mine")

@@ -132,7 +132,8 @@ class TriplePictures:
         self.records = dataset.records
         self._loader = data.test.loader
         self._device = device
-        self._missing = MISSING_CONDITIONS[find_conditions(cfg)[0]]
+        self.modalities = data.test.modalities
+        self._missing = MISSING_CONDITIONS[find_conditions(cfg, data.test.modalities)[0]]
         self._normalisation = cfg.INPUT.PIXEL_MEAN, cfg.INPUT.PIXEL_STD
 
     def batch(self, rows: Sequence[int]) -> ModalBatch:
@@ -144,9 +145,10 @@ class TriplePictures:
         return batch.images.map(lambda images: denormalise(images, *self._normalisation))
 
     def pictures(self, rows: Sequence[int]) -> np.ndarray:
-        """(number of rows, 3 modalities, H, W, 3)."""
-        images = torch.stack(self.images(self.batch(rows)), dim=1)
-        return images.permute(0, 1, 3, 4, 2).numpy()
+        """(number of rows, number of modalities, H, W, 3)."""
+        images = self.images(self.batch(rows))
+        shown = torch.stack([images.of(m) for m in self.modalities], dim=1)
+        return shown.permute(0, 1, 3, 4, 2).numpy()
 
 
 def rank_cells(
@@ -218,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "ranks" in kinds:
         lists = result.rank_lists(args.top)[pattern]
         nearest = zip(rows, lists.items[chosen], lists.distances[chosen], strict=True)
-        figures["ranks"] = draw_ranks([rank_cells(triples, *found) for found in nearest], width=args.width)
+        cells = [rank_cells(triples, *found) for found in nearest]
+        figures["ranks"] = draw_ranks(cells, width=args.width, modalities=triples.modalities)
     # The maps.
     batch = triples.batch(rows)
     images, names = triples.images(batch), [Path(name).stem for name in batch.names]
@@ -227,9 +230,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         with torch.no_grad():
             selection = model(batch).selection
         assert selection is not None
-        maps["selection"] = selection_maps(images, selection)
+        maps["selection"] = selection_maps(images, selection, triples.modalities)
     if "attention" in kinds:
-        maps["attention"] = attention_maps(images, attention_rollout(model, batch), model.backbone.grid)
+        rollout = attention_rollout(model, batch)
+        maps["attention"] = attention_maps(images, rollout, model.backbone.grid, triples.modalities)
     figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
     # The files.
     make_folder(args.output)

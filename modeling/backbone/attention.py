@@ -21,7 +21,7 @@ from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 from errors import UserError
-from structures import ModalBatch, Modality, PerModality
+from structures import ModalBatch, PerModality
 
 if TYPE_CHECKING:
     from modeling.reid_model import MultiModalReID
@@ -188,6 +188,5 @@ def attention_rollout(model: MultiModalReID, batch: ModalBatch) -> PerModality[T
         )
     trunk = model.backbone.trunk
     with recorded_attention(trunk.vit) as attentions:
-        model.encode(batch)  # the modalities in one call: (3B, T, T) for each block
-    from_class_token = roll_out(attentions)[:, 0, trunk.num_prefix :]  # (3B, N)
-    return PerModality(*from_class_token.chunk(len(Modality)))
+        model.encode_images(batch, skip=False)  # all modalities in one call: (M * B, T, T) for each block
+    return model.by_modality(roll_out(attentions)[:, 0, trunk.num_prefix :])  # (M * B, N)

@@ -146,7 +146,13 @@ class Backbone(nn.Module):
             return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
         return tokens + camera
 
-    def forward(self, images: Tensor, embedding_ids: Tensor, counts: Sequence[int] = ()) -> EncodedImages:
+    def forward(
+        self,
+        images: Tensor,
+        embedding_ids: Tensor,
+        counts: Sequence[int] = (),
+        present: Tensor | None = None,
+    ) -> EncodedImages:
         """Encode images, one modality after the other.
 
         Args:
@@ -154,6 +160,7 @@ class Backbone(nn.Module):
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
             counts: how many of the images are of each modality; read if `by_modality`.
+            present: for slimming, which of the images of M modalities are there, (M, B / M).
         """
         if self.tuning is not None:
             self.tuning.set_counts(counts)
@@ -167,7 +174,8 @@ class Backbone(nn.Module):
         if self.slimming is None:
             tokens, attended = self._run_all(tokens, rotations)
         else:
-            tokens, slimmed = self._run_slimmed(tokens, rotations, present=images.flatten(1).any(dim=1))
+            assert present is not None, "slimming compares modalities"
+            tokens, slimmed = self._run_slimmed(tokens, rotations, present)
             num_patches = slimmed.indices.shape[1]
         # The output: without the register and extra tokens.
         tokens = trunk.finish(tokens)  # (B, prefix + n + extra, C)
@@ -230,7 +238,7 @@ class Backbone(nn.Module):
         Args:
             tokens: (B, prefix + N, width).
             rotations: those of all patches, or None.
-            present: whether an image is there, (B,); False where it is missing.
+            present: whether an image is there, (M, B / M); False where it is missing.
 
         Returns:
             The prefix tokens, the patches that are left and the extra token, and which patches are left.

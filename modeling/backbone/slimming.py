@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modeling.seps.sdtps import choose, min_max_normalise
-from structures import Modality
 
 SCORES = ("attention", "cosine")
 """What a class token says of a patch: how much it attends to it, or how similar it is to it."""
@@ -106,7 +105,7 @@ class Slimming(nn.Module):
             state: the tokens after the block.
             attention: of the class token in the block, to the patches, then to the extra token,
                 (M * B, n + E).
-            present: whether an image is there, (M * B,); False where it is missing.
+            present: whether an image is there, (M, B); False where it is missing.
 
         Returns:
             K patches and one extra token; the state as it is if all patches are kept.
@@ -149,7 +148,7 @@ class Slimming(nn.Module):
         own, extra = min_max_normalise(said).split([count, said.shape[1] - count], dim=1)
         if not self.cross_modal:
             return own, extra
-        there = present.view(len(Modality), -1).to(own.dtype)  # (M, B)
+        there = present.to(own.dtype)  # (M, B)
         by_cosine = self.score_kind == "cosine"
         others = self._cosine_of_others(state, there) if by_cosine else self._same_index(own, state, there)
         num_others = (there.sum(dim=0) - there).flatten().unsqueeze(1)  # (M * B, 1)
@@ -158,17 +157,17 @@ class Slimming(nn.Module):
     def _same_index(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of what the other modalities say of their patch of the same index, (M * B, n)."""
         said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.indices, own)  # (M * B, N)
-        said = said.unflatten(0, (len(Modality), -1)) * there.unsqueeze(-1)  # (M, B, N)
+        said = said.unflatten(0, (len(there), -1)) * there.unsqueeze(-1)  # (M, B, N)
         others = said.sum(dim=0) - said
         return others.flatten(0, 1).gather(1, state.indices)
 
     def _cosine_of_others(self, state: SlimTokens, there: Tensor) -> Tensor:
         """The sum of the similarities with the class tokens of the other modalities, (M * B, n)."""
-        patches = F.normalize(state.patches.float(), dim=-1).unflatten(0, (len(Modality), -1))
-        guides = F.normalize(state.prefix[:, 0].float(), dim=-1).unflatten(0, (len(Modality), -1))
+        patches = F.normalize(state.patches.float(), dim=-1).unflatten(0, (len(there), -1))
+        guides = F.normalize(state.prefix[:, 0].float(), dim=-1).unflatten(0, (len(there), -1))
         said = min_max_normalise(torch.einsum("mbnc,obc->ombn", patches, guides))  # guide o, patches of m
         said = said * there[:, None, :, None]
-        own = torch.stack([said[m, m] for m in range(len(Modality))])
+        own = torch.stack([said[m, m] for m in range(len(there))])
         return (said.sum(dim=0) - own).flatten(0, 1)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
-from structures import BranchOutput, ModalTokens, Role
+from structures import BranchOutput, Modality, ModalTokens, Role
 
 
 class Branch(nn.Module):
@@ -26,12 +26,18 @@ class Branch(nn.Module):
     selects: bool = False  # whether it gives a `Selection`
     train_neck_bias: bool = False  # whether the batch normalisation of its head learns its bias
     shared_head: str = ""  # the name of a head that several branches use; empty for one of its own
+    needs_all: bool = False  # whether it compares all three modalities, so that none may be left out
+    # The modalities whose parts, of equal width, stand side by side in the features; none after a fusion.
+    parts: tuple[Modality, ...] = ()
     # What the cost report calls the branch, by the path of the module below it; the empty path is the whole
     # branch, and an empty title the name of its class.
     cost_titles: Mapping[str, str] = {"": ""}
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
-        """The features of each triple, with losses and a selection where the branch has any."""
+        """The features of each triple, with losses and a selection where the branch has any.
+
+        Tokens of an absent image are zeros, or learned; `tokens.present` says which count.
+        """
         raise NotImplementedError
 
     def finish(self, features: Tensor) -> Tensor:

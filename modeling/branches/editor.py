@@ -123,6 +123,7 @@ class EditorBranch(Branch):
 
     needs = frozenset({"images", "rollout"})
     selects = True
+    needs_all = True
     train_neck_bias = True
     cost_titles: Mapping[str, str] = {"": "EDITOR"}
 

@@ -23,9 +23,9 @@ class Original(Branch):
 
     def __init__(self, dim: int, modalities: Sequence[Modality] = tuple(Modality)) -> None:
         super().__init__()
-        self.modalities = tuple(modalities)
-        self.out_dim = dim * len(self.modalities)
+        self.parts = tuple(modalities)
+        self.out_dim = dim * len(self.parts)
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
         """(B, C) of each modality -> (B, D)."""
-        return BranchOutput(torch.cat([tokens.globals_.of(m) for m in self.modalities], dim=1))
+        return BranchOutput(torch.cat([tokens.globals_.of(m) for m in self.parts], dim=1))

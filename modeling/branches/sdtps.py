@@ -5,7 +5,8 @@ The scores and the decision are computed in modeling/seps/sdtps.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,18 @@ from modeling.branches import Branch
 from modeling.seps.sdtps import AggregatedTokens
 from structures import BranchOutput, Modality, ModalTokens, PerModality, Selection
 
+T = TypeVar("T")
+
 
 class SDTPSBranch(Branch):
-    """Runs a selector on the tokens of the three modalities.
+    """Runs a selector on the tokens of M modalities.
+
+    An absent image, whose tokens are zeros, guides nobody: its similarities are 0. Its part is zeros.
 
     Args:
         select: `MultiModalSDTPS`, or a control in its place (controls.py).
         dim: C.
+        modalities: M of them.
         beta: weight of the similarities in the score; sources of weight 0 are left out of the `Selection`.
         guide: what scores patches: `reduced`, the similarity with the globals after PIFE; `class`, with the
             class tokens; `attention`, how much the class token attends to them.
@@ -29,45 +35,67 @@ class SDTPSBranch(Branch):
     selects = True
     cost_titles: Mapping[str, str] = {"": "SDTPS"}
 
-    def __init__(self, select: nn.Module, dim: int, *, beta: float = 0.25, guide: str = "reduced") -> None:
+    def __init__(
+        self,
+        select: nn.Module,
+        dim: int,
+        modalities: Sequence[Modality] = tuple(Modality),
+        *,
+        beta: float = 0.25,
+        guide: str = "reduced",
+    ) -> None:
         super().__init__()
+        self.modalities = tuple(modalities)
         self.select = select
         self.beta = beta
         self.guide = guide
         self.needs = frozenset({"attended"}) if guide == "attention" else frozenset()
-        self.out_dim = dim * len(Modality)
+        self.out_dim = dim * len(self.modalities)
 
     def forward(self, tokens: ModalTokens) -> BranchOutput:
-        """Patches and globals -> the mean of the A + 1 tokens of each modality, (B, 3C)."""
+        """Patches and globals -> the mean of the A + 1 tokens of each modality, (B, MC)."""
         guides = tokens.class_tokens if self.guide == "class" else tokens.globals_
         maps = tokens.attended if self.guide == "attention" else None
-        results = PerModality(*self.select(tokens.patches, guides, maps))
-        features = torch.cat([result.tokens.mean(dim=1) for result in results], dim=1)
+        inputs = [
+            values and [values.of(m) for m in self.modalities] for values in (tokens.patches, guides, maps)
+        ]
+        results = dict(zip(self.modalities, self.select(*inputs), strict=True))
+        features = torch.cat([result.tokens.mean(dim=1) for result in results.values()], dim=1)
         return BranchOutput(features, selection=_describe(results, tokens, self.beta))
 
 
-def _describe(results: PerModality[AggregatedTokens], tokens: ModalTokens, beta: float) -> Selection:
-    """What was decided, by patch index in the image; patches that slimming dropped have score 0."""
+def _describe(results: Mapping[Modality, AggregatedTokens], tokens: ModalTokens, beta: float) -> Selection:
+    """What was decided, by patch index in the image; patches that slimming dropped have score 0.
+
+    A modality that the branch does not have keeps nothing.
+    """
 
     def kept(modality: Modality) -> Tensor:
-        chosen = results.of(modality).kept
+        chosen = results[modality].kept
         return chosen if tokens.slimmed is None else tokens.slimmed.of(modality).indices.gather(1, chosen)
 
     def sources(modality: Modality) -> dict[str, Tensor]:
-        others = [other.key for other in Modality if other is not modality]
-        rows = results.of(modality).sources.unbind(dim=1)
+        others = [other.key for other in results if other is not modality]
+        rows = results[modality].sources.unbind(dim=1)
         shares = {"learned": 1 - 2 * beta, "own": 2 * beta, **dict.fromkeys(others, beta)}
         names = list(shares)[: len(rows)]  # none for a control
         return {
             n: tokens.on_grid(row.detach(), modality) for n, row in zip(names, rows, strict=True) if shares[n]
         }
 
-    # A control that aggregates nothing has no weights.
-    weights = [result.weights.detach() for result in results if result.weights is not None]
+    def scores(modality: Modality) -> Tensor:
+        return tokens.on_grid(results[modality].scores.detach(), modality)
+
+    def everywhere(known: Callable[[Modality], T], absent: T) -> PerModality[T]:
+        return PerModality.build(lambda m: known(m) if m in results else absent)
+
+    first, result = next(iter(results.items()))
+    weights = {m: found.weights.detach() for m, found in results.items() if found.weights is not None}
     return Selection(
-        kept=PerModality.build(kept),
-        scores=PerModality.build(lambda m: tokens.on_grid(results.of(m).scores.detach(), m)),
+        kept=everywhere(kept, result.kept[:, :0]),
+        scores=everywhere(scores, torch.zeros_like(scores(first))),
         grid=tokens.grid,
-        sources=PerModality.build(sources),
-        weights=PerModality(*weights) if weights else None,
+        sources=everywhere(sources, {}),
+        # A control that aggregates nothing has no weights.
+        weights=everywhere(weights.__getitem__, weights[first][:, :, :0]) if weights else None,
     )

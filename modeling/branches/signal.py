@@ -165,6 +165,7 @@ class SignalBranch(Branch):
     """
 
     selects = True
+    needs_all = True
     cost_titles: Mapping[str, str] = {"": "Signal"}
 
     def __init__(

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from datasets.dataset import DatasetError, MultiModalDataset, Sample, SampleKey, collate
+from datasets.dataset import DatasetError, MultiModalDataset, Sample, SampleKey, collate, keep_some
 from structures import ImageRecord, Modality, PerModality
 
 SIZE = (12, 8)
@@ -327,7 +327,36 @@ def test_a_modality_that_the_set_does_not_have_is_zeros(records: list[ImageRecor
             assert torch.equal(part.images.of(modality), whole.images.of(modality)), "its noise is the same"
     assert len(record.files) == 2
     assert record.name == ("NI_1.png" if absent is Modality.RGB else "RGB_1.png")
-    assert collate([part, whole]).images.of(absent)[1].any()
+    batch = collate([part, whole])
+    assert batch.images.of(absent)[1].any()
+    assert [batch.present.of(m).tolist() for m in Modality] == [[m is not absent, True] for m in Modality]
+    assert batch.num_images == 5
+
+
+def test_what_modality_dropout_leaves_by_hand() -> None:
+    complete, without_ni = PerModality(True, True, True), PerModality(True, False, True)
+    draws = PerModality(0.1, 0.9, 0.3)
+    assert keep_some(complete, draws, 0.2) == (False, True, True)
+    assert keep_some(complete, draws, 0.5) == (False, True, False)
+    assert keep_some(complete, draws, 0.95) == (False, True, False), "never all: the largest draw stays"
+    assert keep_some(without_ni, draws, 0.5) == (False, False, True), "of those that are there"
+    assert keep_some(without_ni, draws, 0.05) == without_ni
+
+
+def test_modality_dropout_depends_on_seed_and_key_alone(records: list[ImageRecord]) -> None:
+    whole = MultiModalDataset(records, add_noise)
+    dropped, again = (MultiModalDataset(records, add_noise, modality_dropout=0.5) for _ in range(2))
+    keys = [SampleKey(index, epoch, draw) for index in (2, 0) for epoch in (1, 2, 3) for draw in (0, 1)]
+    kept = [dropped[key].present for key in keys]
+    assert [again[key].present for key in reversed(keys)] == kept[::-1]
+    assert len(set(kept)) > 3, "epochs, records and draws differ"
+    assert all(any(present) for present in kept)
+    for key, present in zip(keys, kept, strict=True):
+        for m in Modality:  # what is left looks as it does without dropout
+            expected = whole[key].images.of(m) if present.of(m) else torch.zeros(3, *SIZE)
+            assert torch.equal(dropped[key].images.of(m), expected)
+    share = np.mean([dropped[SampleKey(0, epoch)].present for epoch in range(300)])
+    assert share == pytest.approx(0.5 + 0.125 / 3, abs=0.05)  # all three go in 1 of 8, and one stays
 
 
 def test_a_record_without_any_file_is_refused() -> None:

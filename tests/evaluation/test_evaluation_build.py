@@ -10,7 +10,7 @@ from conftest import ToyModel, make_triples
 from errors import UserError
 from evaluation.build import find_conditions, make_evaluate, make_scoring
 from evaluation.result import ScoringOptions
-from structures import ModalBatch
+from structures import ModalBatch, Modality
 
 
 def test_scoring_follows_the_configuration() -> None:
@@ -21,13 +21,27 @@ def test_scoring_follows_the_configuration() -> None:
 
 
 def test_conditions_are_that_of_the_configuration_or_all() -> None:
-    cfg = load_config(None)
-    assert find_conditions(cfg) == ["complete"]
-    assert find_conditions(cfg, "all") == ["complete", "r", "n", "t", "rn", "rt", "nt"]
+    cfg, three = load_config(None), tuple(Modality)
+    assert find_conditions(cfg, three) == find_conditions(cfg, three, any_to_any=True) == ["complete"]
+    assert find_conditions(cfg, three, "all") == ["complete", "r", "n", "t", "rn", "rt", "nt"]
     cfg = load_config(None, ["TEST.MISS", "nt"])
-    assert find_conditions(cfg) == ["nt"]
+    assert find_conditions(cfg, three) == ["nt"]
     with pytest.raises(UserError, match=r"TEST\.MISS nt and --missing all contradict each other"):
-        find_conditions(cfg, "all")
+        find_conditions(cfg, three, "all")
+    with pytest.raises(UserError, match=r"TEST\.MISS nt and --any_to_any contradict each other"):
+        find_conditions(cfg, three, any_to_any=True)
+
+
+def test_conditions_leave_an_image_of_the_data_set() -> None:
+    cfg, two = load_config(None), (Modality.RGB, Modality.TI)
+    assert find_conditions(cfg, two, "all") == ["complete", "r", "t"]
+    assert find_conditions(cfg, (Modality.NI,), "all") == ["complete"]
+    assert find_conditions(load_config(None, ["TEST.MISS", "t"]), two) == ["t"]
+    for impossible in ("n", "rt"):
+        with pytest.raises(
+            UserError, match=f"MISS {impossible} is not possible .* RGB, TI; .* nothing, r, t$"
+        ):
+            find_conditions(load_config(None, ["TEST.MISS", impossible]), two)
 
 
 def test_an_evaluation_has_the_condition_of_the_configuration_unless_others_are_given(

@@ -227,7 +227,11 @@ def test_the_numbers_of_several_conditions(original: Tensor, fused: Tensor, batc
         "r": find_one(batch, *heads, scoring=ScoringOptions(normalise=True)),
     }
     content = results_as_dict(results)
-    assert list(content) == ["result", "breakdown", "missing"]
+    assert list(content) == ["result", "breakdown", "missing", "missing_mean"]
+    both = [main_scores(content["missing"][name])["mAP"] for name in ("nt", "r")]
+    assert content["missing_mean"]["conditions"] == 2
+    assert content["missing_mean"]["pattern_3"]["mAP"] == pytest.approx(sum(both) / 2)
+    assert results_as_dict({"complete": results["r"]})["missing_mean"] == {"conditions": 0}
     assert content["result"] == content["missing"]["nt"] != content["missing"]["r"]
     assert content["breakdown"] == results["nt"].breakdown
     scores = main_scores(content["missing"]["r"])

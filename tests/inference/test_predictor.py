@@ -175,7 +175,7 @@ def test_explanation(predictor: Predictor, triples: list[Triple]) -> None:
     best = explained.scores.rgb.flatten().topk(64).indices
     assert set(best.tolist()) == set(explained.kept.rgb.tolist())
     picture = np.asarray(explained.draw())
-    assert picture.shape == (128, 3 * 64, 3)
+    assert picture.shape == (128, 2 * 64, 3)  # NI is missing, and not shown
     image = (explained.images.rgb * 255).round().byte().permute(1, 2, 0).numpy()
     row, column = divmod(int(explained.kept.rgb[0]), 8)
     patch = slice(8 * row, 8 * row + 8), slice(8 * column, 8 * column + 8)

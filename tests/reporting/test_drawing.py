@@ -28,6 +28,7 @@ from reporting.figures import (
     figure_files,
 )
 from reporting.pictures import Maps
+from structures import Modality
 
 PERSON, VEHICLE = (8, 4), (4, 8)  # height and width of images
 
@@ -38,7 +39,7 @@ def cell(is_positive: bool | None, caption: str = "", size: tuple[int, int] = PE
 
 def maps_of(num_triples: int, size: tuple[int, int] = PERSON) -> Maps:
     pictures = np.full((num_triples, 3, 2, *size, 3), 0.5)
-    return Maps(pictures, ("image", "attention"), "inferno", "attention", ("least", "most"))
+    return Maps(pictures, tuple(Modality), ("image", "attention"), "inferno", "attention", ("least", "most"))
 
 
 def texts(figure: Figure) -> list[str]:

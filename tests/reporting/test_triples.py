@@ -35,8 +35,8 @@ def test_sources_are_named_in_the_order_of_the_model() -> None:
 
     slimming = Selection(nothing, nothing, grid=(4, 2))
     sdtps = Selection(nothing, nothing, grid=(4, 2), sources=PerModality.build(sources))
-    assert source_names(slimming) == {"RGB": [], "NI": [], "TI": []}
-    assert source_names(sdtps) == {
+    assert source_names(slimming, list(Modality)) == {"RGB": [], "NI": [], "TI": []}
+    assert source_names(sdtps, list(Modality)) == {
         "RGB": ["learned", "own: RGB", "NI", "TI"],
         "NI": ["learned", "own: NI", "RGB", "TI"],
         "TI": ["learned", "own: TI", "RGB", "NI"],

@@ -30,7 +30,7 @@ def test_runs_are_evaluated_once(
     found = json.loads((run / FILE).read_text())["missing"]
     complete, without_rgb = (found[name]["pattern_3"]["mAP"] for name in ("complete", "r"))
     assert f"| small | {complete:.1f} | {without_rgb:.1f} |" in first
-    assert "| missing | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI |" in first
+    assert "| missing | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI | mean of 6 |" in first
 
     monkeypatch.setattr(test_entry, "main", lambda argv: pytest.fail("it was evaluated before"))
     main(["missing", str(study), "--variants", "small"])

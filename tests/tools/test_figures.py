@@ -1,6 +1,7 @@
 """Figures for papers, from the command line to the files."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,9 +54,9 @@ def test_lists_show_the_nearest_triples_and_mark_the_positives(
     drawn: list[list[RankCell]] = []
     original = figures.draw_ranks
 
-    def keep(lists: list[list[RankCell]], *, width: float) -> Figure:
+    def keep(lists: list[list[RankCell]], **options: Any) -> Figure:
         drawn.extend(lists)
-        return original(lists, width=width)
+        return original(lists, **options)
 
     monkeypatch.setattr(figures, "draw_ranks", keep)
     assert draw(run, tmp_path, "--kind", "ranks", "--queries", "15", "--top", "20") == {

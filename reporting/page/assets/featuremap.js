@@ -300,9 +300,9 @@
 
   function onChange(changed) {
     const has = (name) => changed.has(name);
-    if (["pattern", "condition", "query", "colour", "tab"].some(has)) refresh();
+    if (["pattern", "condition", "cell", "query", "colour", "tab"].some(has)) refresh();
     // The AP comes with the ranking; where that is missing, the rank lists say so.
-    if (has("pattern") || has("condition"))
+    if (has("pattern") || has("condition") || has("cell"))
       REPORT.data.load("ranking", REPORT.rankLists.rankingKey()).then(refresh, () => {});
   }
 

@@ -97,6 +97,20 @@
     return card("card-selection", "Kept patches on the person", note, markedBars(bars, marks));
   }
 
+  function anyToAnyCard() {
+    const { any_to_any: matrix } = REPORT.summary;
+    if (!matrix) return null;
+    const open = (cell) => REPORT.state.set({ cell, tab: "ranks" });
+    const mean = ({ mAP, cells }, what) => (cells ? `${what} ${fixed(mAP)} (mean of ${cells})` : "");
+    const means = [
+      mean(matrix.mean, "mAP of all cells"),
+      mean(matrix.cross_modality_mean, "of those without a common modality"),
+    ].filter(Boolean);
+    const note = `original features · ${means.join(", ")} · click for the rank lists`;
+    const content = REPORT.tables.anyToAnyMatrix(matrix, REPORT.state.values.cell, open);
+    return card("card-any", "Any to any", note, content);
+  }
+
   /** Two cards: scores by pair of cameras and by identity. */
   function breakdownCards() {
     const { breakdown, patterns, conditions } = REPORT.summary;
@@ -165,6 +179,7 @@
       h(
         "div.cards",
         columns([resultsCard(), selectionCard()], [missingCard()]),
+        anyToAnyCard(),
         columns([cmcCard()], [trainingCard()]),
         columns([cameras, costCard()], [identities]),
         originCard(),

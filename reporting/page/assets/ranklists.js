@@ -3,7 +3,7 @@
 /** Rank lists: the queries at the left, the chosen one with its ranked gallery triples at the right. */
 (function () {
   const { h, byId, fact, openDialog, closeByClickBeside, roundButton } = REPORT.dom;
-  const { fixed, cameraOf, person, conditionName, conditionNow, patternNow } = REPORT.words;
+  const { fixed, cameraOf, person, conditionName, conditionNow, patternNow, cellNow, cellName } = REPORT.words;
   const { hitStrip, indexOf, isPositive, listed, resultOf, NO_FILTERS } = REPORT.queryList;
 
   let list;
@@ -36,7 +36,7 @@
         "title": REPORT.summary.triples.names[row],
         "onclick": () => enlarge(result, rank),
       },
-      REPORT.triple.triple(row),
+      REPORT.triple.triple(row, { side: "gallery" }),
       h(
         "div.caption",
         sign(positive),
@@ -60,6 +60,9 @@
     return h("ol#hits.hits", hits);
   }
 
+  const leaveButton = () =>
+    h("button.link#leave-matrix", { onclick: () => REPORT.state.set({ cell: "" }) }, "leave the matrix");
+
   function queryBlock() {
     const { row, rows, ap, inp, first, skipped } = result;
     const scores = skipped
@@ -70,14 +73,17 @@
           fact("INP", fixed(inp)),
           fact("first positive", `rank ${first}`),
         );
-    const switches = `feature: ${patternNow()} · modalities: ${conditionName(conditionNow())}`;
+    const cell = cellNow();
+    const switches = cell
+      ? `any-to-any: ${cellName(cell)}`
+      : `feature: ${patternNow()} · modalities: ${conditionName(conditionNow())}`;
     return h(
       "div#query.query",
       { "data-row": row },
       REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
       h(
         "div.about",
-        h("p.print-only", switches),
+        h("p", { class: cell ? "" : "print-only" }, switches, cell && leaveButton()),
         h("h2", `Query · id ${person(row)}`, h("span", cameraOf(row))),
         h("p.name", REPORT.summary.triples.names[row], h("small", `row ${row}`)),
         scores,
@@ -121,9 +127,13 @@
     if (values.query === null && items.length) set({ query: REPORT.summary.queries[items[0]] });
   }
 
-  const rankingKey = () => `${REPORT.state.values.condition}_${REPORT.state.values.pattern}`;
+  function rankingKey() {
+    const { condition, pattern } = REPORT.state.values;
+    const cell = cellNow();
+    return cell ? `any_${cell.ranking}` : `${condition}_${pattern}`;
+  }
 
-  /** The ranking of the present condition and pattern, if it is loaded. */
+  /** The ranking of the present condition and pattern, or cell of the matrix, if it is loaded. */
   const ranking = () => REPORT.data.peek("ranking", rankingKey()).data;
 
   function refreshAll() {
@@ -146,7 +156,7 @@
   }
 
   function onChange(changed) {
-    if (changed.has("pattern") || changed.has("condition")) return void refreshAll();
+    if (["pattern", "condition", "cell"].some((name) => changed.has(name))) return void refreshAll();
     const data = ranking();
     if (!data) return;
     if (["sort", ...Object.keys(NO_FILTERS)].some((name) => changed.has(name))) relist(data);
@@ -157,7 +167,7 @@
   /** Opens the hardest query of an identity, with the list showing that identity alone. */
   function openIdentity(wanted) {
     const { values, set } = REPORT.state;
-    const changes = { ...NO_FILTERS, person: wanted, sort: "ap" };
+    const changes = { ...NO_FILTERS, person: wanted, sort: "ap", cell: "" };
     const data = ranking();
     const [first] = data ? listed(data, { ...values, ...changes }) : [];
     set({ ...changes, query: REPORT.summary.queries[first] ?? values.query, tab: "ranks" });
@@ -165,12 +175,12 @@
 
   /* The enlarged view: the query and one gallery triple side by side. */
 
-  function side(row, ...heading) {
+  function side(row, which, ...heading) {
     return h(
       "figure.compare-side",
       { "data-row": row },
       h("figcaption", h("h3", heading), h("span.muted", `id ${person(row)} · ${cameraOf(row)}`)),
-      REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
+      REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid), side: which }),
       h("p.name", REPORT.summary.triples.names[row]),
     );
   }
@@ -186,7 +196,7 @@
       sign(positive),
       `${name} · distance ${fixed(distance, 3)}`,
     );
-    dialogBody.replaceChildren(side(result.row, "Query"), side(row, `Rank ${rank} `, verdict));
+    dialogBody.replaceChildren(side(result.row, "query", "Query"), side(row, "gallery", `Rank ${rank} `, verdict));
     dialog.dataset.rank = rank;
     dialog.querySelector(".previous").disabled = at === 0;
     dialog.querySelector(".next").disabled = at === ranks.length - 1;

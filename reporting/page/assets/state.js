@@ -19,7 +19,7 @@
 
   /** Field → [how its text is read (undefined: not valid), value at the start]. */
   function describe(summary) {
-    const { patterns, conditions, triples, queries, sources, modalities } = summary;
+    const { patterns, conditions, triples, queries, sources, modalities, any_to_any: matrix } = summary;
     const numSources = sources ? sources[modalities[0]].length : 0;
     const known = (column) => oneOf(["", ...new Set(column)]);
     return {
@@ -27,6 +27,7 @@
       query: [oneOf(queries), null],
       pattern: [oneOf(patterns.map(({ id }) => id)), patterns[patterns.length - 1].id],
       condition: [oneOf(conditions.map(({ id }) => id)), conditions[0].id],
+      cell: [oneOf(["", ...(matrix ? matrix.cells.map(({ id }) => id) : [])]), ""],
       overlay: [oneOf(REPORT.overlay.modeNames()), "off"],
       source: [oneOf([...Array(1 + numSources).keys()]), 0],
       token: [(text) => (text === "extra" ? text : wholeNumber(text)), 0],
@@ -68,8 +69,10 @@
   }
 
   /** Changes the state and tells the listeners which fields are new. Only a new view enters the history. */
-  function set(changes) {
-    const changed = apply(changes);
+  function set(wanted) {
+    // The switches of feature and modalities leave the any-to-any matrix.
+    const leaves = "pattern" in wanted || "condition" in wanted;
+    const changed = apply(leaves ? { cell: "", ...wanted } : wanted);
     if (changed.has("tab")) write("pushState");
     else if (changed.size) {
       clearTimeout(timer);

@@ -48,6 +48,18 @@
     );
   }
 
+  /** The mean of the conditions under which something is missing. */
+  function meanRow(conditions, patterns, pattern) {
+    const mean = (metric, id) =>
+      conditions.reduce((sum, one) => sum + resultOf(one.id, id)[metric], 0) / conditions.length;
+    const cells = patterns.map(({ id }) =>
+      ["mAP", "rank_1"].map((metric, i) =>
+        number(fixed(mean(metric, id)), `${i ? "" : "group"} ${id === pattern ? "current-column" : ""}`),
+      ),
+    );
+    return h("tr#missing-mean", rowHead(`mean of ${conditions.length}`), cells);
+  }
+
   /** Conditions × patterns: mAP and Rank-1, with the difference to the first condition. */
   function missingTable({ condition, pattern }, choose) {
     const { conditions, patterns } = REPORT.summary;
@@ -59,6 +71,7 @@
         patterns.map((each) => conditionCells(one, each, pattern)),
       ),
     );
+    if (conditions.length > 2) rows.push(meanRow(conditions.slice(1), patterns, pattern));
     const groups = patterns.map(({ name }) =>
       columnHead(name, { colspan: 2, scope: "colgroup", class: "group span" }),
     );
@@ -99,6 +112,39 @@
     return [
       h("div.scroll-x", table("table#camera-matrix.matrix", [heads], rows)),
       h("div#camera-legend.legend.muted", legendScale(tint, "mAP 0", "100 %")),
+    ];
+  }
+
+  /** Modalities of the query × of the gallery, mAP as tint; a click opens the rank lists. */
+  function anyToAnyMatrix({ cells }, current, open) {
+    const name = (side) => side.join(" + ");
+    const sides = [...new Set(cells.map(({ query }) => name(query)))];
+    const cell = (query, gallery) => {
+      const one = cells.find((each) => name(each.query) === query && name(each.gallery) === gallery);
+      if (!one || one.mAP === undefined) return h("td.no-pair", NONE);
+      const shared = one.query.some((modality) => one.gallery.includes(modality));
+      return h(
+        "td",
+        {
+          "class": `${shared ? "" : "cross"} ${one.id === current ? "current" : ""}`,
+          "style": { background: tint(one.mAP / 100) },
+          "title": `query ${query}, gallery ${gallery}${shared ? "" : ": no modality in common"}`,
+        },
+        h("button.link", { "data-cell": one.id, "onclick": () => open(one.id) }, fixed(one.mAP)),
+        h("small", `R-1 ${fixed(one.rank_1)}`),
+      );
+    };
+    const rows = sides.map((query) =>
+      h(
+        "tr",
+        rowHead(query),
+        sides.map((gallery) => cell(query, gallery)),
+      ),
+    );
+    const heads = ["query ╲ gallery", ...sides].map((text) => columnHead(text));
+    return [
+      h("div.scroll-x", table("table#any-matrix.matrix", [heads], rows)),
+      h("div.legend.muted", legendScale(tint, "mAP 0", "100 %"), h("span.cross-key", "no modality in common")),
     ];
   }
 
@@ -184,5 +230,5 @@
     ];
   }
 
-  REPORT.tables = { resultTable, missingTable, cameraMatrix, identityTable, costTable, resultOf };
+  REPORT.tables = { resultTable, missingTable, anyToAnyMatrix, cameraMatrix, identityTable, costTable, resultOf };
 })();

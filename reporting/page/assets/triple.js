@@ -6,11 +6,11 @@
 
   const isWide = () => REPORT.summary.image.width > REPORT.summary.image.height;
 
-  function modalityImage(row, name, index, { labelled, focusable }) {
+  function modalityImage(row, name, index, { labelled, focusable, side = "query" }) {
     const { modalities, triples } = REPORT.summary;
     // The file is a strip of all modalities: `object-fit: cover` shows the part at this position.
     const position = modalities.length > 1 ? (100 * index) / (modalities.length - 1) : 50;
-    const missing = REPORT.words.conditionNow().missing.includes(name);
+    const missing = REPORT.words.isMissing(row, name, side);
     const image = h("img", {
       src: `images/${row}.jpg`,
       alt: `${name} of ${triples.names[row]}`,
@@ -30,7 +30,7 @@
   /**
    * @param {number} row the triple.
    * @param {Object} options labelled: the modality is written on the image; focusable: its patches can be
-   *     reached by keyboard.
+   *     reached by keyboard; side: "query" or "gallery", which may have different modalities.
    */
   function triple(row, options = {}) {
     const images = REPORT.summary.modalities.map((name, index) => modalityImage(row, name, index, options));

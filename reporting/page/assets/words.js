@@ -36,6 +36,15 @@
 
   const conditionName = ({ missing }) => (missing.length ? `without ${missing.join(", ")}` : "complete");
   const conditionNow = () => REPORT.summary.conditions.find(({ id }) => id === REPORT.state.values.condition);
+  /** The cell of the any-to-any matrix whose rank lists are shown, or undefined. */
+  const cellNow = () => REPORT.summary.any_to_any?.cells.find(({ id }) => id === REPORT.state.values.cell);
+  const cellName = ({ query, gallery }) => `${query.join(" + ")} → ${gallery.join(" + ")}`;
+  /** Whether an image of a triple is not there: not in the data, or taken away on this side. */
+  function isMissing(row, modality, side) {
+    if (REPORT.summary.triples.absent?.[modality]?.includes(row)) return true;
+    const cell = cellNow();
+    return cell ? !cell[side].includes(modality) : conditionNow().missing.includes(modality);
+  }
   const patternNow = () => REPORT.summary.patterns.find(({ id }) => id === REPORT.state.values.pattern).name;
 
   function protocolSentence({ protocol, re_ranking: reRanking, gallery_size: gallery, queries }) {
@@ -66,4 +75,5 @@
 
   REPORT.words = { NONE, isNumber, fixed, signed, compact, count, compareValues, protocolSentence };
   Object.assign(REPORT.words, { conditionName, conditionNow, patternNow, cameraName, cameraOf, person });
+  Object.assign(REPORT.words, { cellNow, cellName, isMissing });
 })();

@@ -13,7 +13,7 @@ def make_state(seed: int = 0, patches: int = PATCHES) -> tuple[SlimTokens, Tenso
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(MODALITIES * BATCH, 1 + patches, DIM, generator=generator)
     attention = torch.rand(MODALITIES * BATCH, patches, generator=generator)
-    return SlimTokens.whole(tokens, 1), attention, torch.ones(MODALITIES * BATCH, dtype=torch.bool)
+    return SlimTokens.whole(tokens, 1), attention, torch.ones(MODALITIES, BATCH, dtype=torch.bool)
 
 
 def test_score_by_hand() -> None:
@@ -21,7 +21,7 @@ def test_score_by_hand() -> None:
     tokens = torch.zeros(3, 4, DIM)
     state = SlimTokens.whole(tokens, 1)
     attention = torch.tensor([[0.0, 0.2, 0.4], [0.3, 0.3, 0.1], [0.9, 0.0, 0.0]])
-    present = torch.tensor([True, True, False])
+    present = torch.tensor([[True], [True], [False]])
     slim = Slimming(2 / 3)(state, attention, present)
     # Stretched: [0, .5, 1], [1, 1, 0], and the missing one, which guides nobody.
     expected = torch.tensor(
@@ -89,7 +89,7 @@ def test_a_dropped_patch_of_another_modality_says_nothing() -> None:
 @pytest.mark.parametrize("score", ["attention", "cosine"])
 def test_a_missing_modality_does_not_guide_the_others(score: str) -> None:
     state, attention, present = make_state()
-    present[BATCH : 2 * BATCH] = False  # the second modality
+    present[1] = False
     slimming = Slimming(0.5, score=score)
     slim = slimming(state, attention, present)
     changed = state._replace(
@@ -111,7 +111,7 @@ def test_cosine_score_by_hand() -> None:
     guides = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
     tokens = torch.stack([torch.cat([guide[None], patches]) for guide in guides])  # (3, 1 + 3, 2)
     slim = Slimming(2 / 3, score="cosine")(
-        SlimTokens.whole(tokens, 1), torch.zeros(3, 3), torch.ones(3, dtype=torch.bool)
+        SlimTokens.whole(tokens, 1), torch.zeros(3, 3), torch.ones(3, 1, dtype=torch.bool)
     )
     # Cosines with the guides: [1, .6, 0], then twice [0, .8, 1].
     torch.testing.assert_close(slim.scores[0], torch.tensor([2 + 0 + 0, 1.2 + 1.6, 0 + 2]) / 4)

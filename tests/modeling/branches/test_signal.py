@@ -236,5 +236,6 @@ def test_trains_on_the_drawn_set_and_is_tested_without_a_modality(
     first, last = metrics["epochs"][0], metrics["epochs"][-1]
     assert {"signal/gam", "signal/lam", "signal/id", "signal/triplet"} <= set(first)
     assert last["loss"] < first["loss"]
-    assert {"RGB", "NI", "TI"} <= set(metrics["summary"]["last epoch"]["kept_patch_precision"])
+    kept = set(metrics["summary"]["last epoch"]["kept_patch_precision"])
+    assert kept & {"RGB", "NI", "TI"} == {"RGB", "NI"}
     assert "Signal" in metrics["cost"]["parts"]

@@ -1,0 +1,162 @@
+"""Any-to-any retrieval: queries with some of the modalities, a gallery with others.
+
+The descriptors are the parts of return pattern 1: one per modality, made of its image alone. What both sides
+have is compared part by part: the common parts, side by side. Sides that share no modality are compared
+across parts: each by the mean of its parts, every part at length 1. What only one side has does not count
+beside a common part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from errors import UserError
+from evaluation.distances import SquaredEuclidean
+from evaluation.rank_lists import RankLists, nearest
+from evaluation.ranking import Retrieval, score_queries
+from evaluation.result import EvaluationResult
+from structures import Modality, RankingMetrics
+
+NOBODY = -1
+"""An identity that no triple has."""
+
+Side = tuple[Modality, ...]
+"""The modalities that one side has, in the order of `Modality`."""
+
+
+@dataclass(frozen=True, eq=False)
+class AnyToAny:
+    """The matrix: each subset of the modalities as query, against each as gallery."""
+
+    sides: tuple[Side, ...]  # the subsets, smallest first
+    # By query and gallery; None where no query has a positive.
+    cells: Mapping[tuple[Side, Side], RankingMetrics | None]
+    results: Mapping[str, EvaluationResult]  # what was encoded, by condition
+
+    def mean(self, *, cross_modality: bool) -> tuple[float, float, int]:
+        """The mean mAP and Rank-1 of all cells, or of those that share no modality, and their number."""
+        scores = [
+            (metrics.mean_ap, metrics.rank(1))
+            for sides, metrics in self.cells.items()
+            if metrics is not None and not (cross_modality and _common(*sides))
+        ]
+        mean_ap, first = np.mean(scores, axis=0).tolist() if scores else (np.nan, np.nan)
+        return mean_ap, first, len(scores)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers for metrics.json, in percent."""
+
+        def mean(cross_modality: bool) -> dict[str, Any]:
+            mean_ap, first, count = self.mean(cross_modality=cross_modality)
+            return {"mAP": 100 * mean_ap, "rank_1": 100 * first, "cells": count} if count else {"cells": 0}
+
+        return {
+            "cells": [
+                {
+                    "query": [m.value for m in query],
+                    "gallery": [m.value for m in gallery],
+                    **({} if metrics is None else metrics.as_dict()),
+                }
+                for (query, gallery), metrics in self.cells.items()
+            ],
+            "mean": mean(False),
+            "cross_modality_mean": mean(True),
+        }
+
+    def rank_lists(self, query: Side, gallery: Side, top: int) -> RankLists:
+        """The ranked lists of a cell that has a score, of all queries; the items are rows of the samples."""
+        retrieval, gallery_rows = _retrieve(self.results, query, gallery)
+        return nearest(retrieval, top).with_rows(gallery_rows)
+
+
+def score_any_to_any(results: Mapping[str, EvaluationResult]) -> AnyToAny:
+    """Rank every subset of the modalities against every other; nothing is encoded again.
+
+    Args:
+        results: of all conditions, where the part of a modality depends on what else is there (slimming);
+            otherwise `complete` is enough.
+    """
+    samples = results["complete"].samples
+    modalities = samples.triples.modalities
+    if not set(modalities) <= set(samples.parts):
+        raise UserError(
+            "--any_to_any compares the original features of each modality, and this model has none; choose "
+            "one with the branch of original features"
+        )
+    sizes = range(1, len(modalities) + 1)
+    sides = tuple(subset for size in sizes for subset in combinations(modalities, size))
+    # Where each part is made of its image alone and none is missing, what both sides have decides.
+    is_plain = len(results) == 1 and all(samples.present.of(m).all() for m in modalities)
+    found: dict[tuple[Side, Side], RankingMetrics | None] = {}
+    cells = {}
+    for query, gallery in product(sides, sides):
+        common = _common(query, gallery)
+        key = (common, common) if is_plain and common else (query, gallery)
+        if key not in found:
+            metrics = score_queries(_retrieve(results, query, gallery)[0])
+            found[key] = metrics if metrics.num_queries else None
+        cells[query, gallery] = found[key]
+    return AnyToAny(sides, cells, results)
+
+
+def _common(query: Side, gallery: Side) -> Side:
+    return tuple(m for m in query if m in gallery)
+
+
+def _retrieve(
+    results: Mapping[str, EvaluationResult], query: Side, gallery: Side
+) -> tuple[Retrieval, np.ndarray]:
+    """All queries and the gallery items of a cell, and the rows (G,) of these among the samples.
+
+    A query that lacks an image of its side gets an identity that nobody has, so that it is not scored.
+    """
+    complete, common = results["complete"].samples, _common(query, gallery)
+    triples = complete.triples
+
+    def is_there(side: Side) -> np.ndarray:
+        return np.logical_and.reduce([complete.present.of(m) for m in side])
+
+    def features(side: Side, rows: np.ndarray) -> np.ndarray:
+        condition = "".join(m.letter for m in triples.modalities if m not in side) or "complete"
+        samples = results.get(condition, results["complete"]).samples
+        parts = samples.features[1][rows].chunk(len(samples.parts), dim=1)
+        by_modality = dict(zip(samples.parts, parts, strict=True))
+        return compared_parts(by_modality, side, common, normalise=samples.scoring.normalise).numpy()
+
+    gallery_rows = triples.gallery_rows[is_there(gallery)[triples.gallery_rows]]
+    ids, groups, rows = complete.person_ids, complete.groups, triples.query_rows
+    query_ids = np.where(is_there(query), ids, NOBODY)[rows]
+    distances = SquaredEuclidean(features(query, rows), features(gallery, gallery_rows))
+    retrieval = Retrieval(distances, query_ids, ids[gallery_rows], groups[rows], groups[gallery_rows])
+    return retrieval, gallery_rows
+
+
+def compared_parts(
+    parts: Mapping[Modality, Tensor], side: Side, common: Side, *, normalise: bool = True
+) -> Tensor:
+    """The features by which one side is compared.
+
+    Args:
+        parts: by modality, (S, C) each.
+        side: the modalities that the side has.
+        common: those that the other side has too.
+        normalise: whether features are compared at length 1.
+
+    Returns:
+        (S, number of common parts * C), or (S, C) where there is none.
+    """
+
+    def at_length_1(features: Tensor) -> Tensor:
+        return F.normalize(features, dim=1) if normalise else features
+
+    if common:
+        return at_length_1(torch.cat([parts[m] for m in common], dim=1))
+    return at_length_1(torch.stack([at_length_1(parts[m]) for m in side]).mean(dim=0))
