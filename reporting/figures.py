@@ -247,7 +247,7 @@ def draw_kept(rows: Mapping[str, np.ndarray], names: Sequence[str], *, width: fl
     """
     # Images as wide as the texts at the left allow.
     num_triples, count, pixel_height, pixel_width, _ = next(iter(rows.values())).shape
-    left = max(map(len, rows)) * 0.6 * LABEL_SIZE / 72 + 2 * EDGE
+    left = max(map(len, rows)) * 0.66 * LABEL_SIZE / 72 + 3 * EDGE
     space = width - left - EDGE - (num_triples - 1) * SPACE - num_triples * (count - 1) * GAP
     image = space / (num_triples * count)
     height = image * pixel_height / pixel_width

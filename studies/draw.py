@@ -26,7 +26,7 @@ from trained import load_trained
 logger = logging.getLogger(__name__)
 
 FORMATS: dict[str, dict[str, Any]] = {
-    ".jpg": {"pil_kwargs": {"quality": 88}},
+    ".jpg": {"pil_kwargs": {"quality": 85}},
     ".png": {"metadata": {"Software": None}},
 }
 """Options of matplotlib by the ending of the file."""
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> None:
             rows[variant] = kept
     picture = io.BytesIO()
     draw_kept(rows, [Path(name).stem for name in names], width=args.width).savefig(
-        picture, format=ending[1:], dpi=200, **FORMATS[ending]
+        picture, format=ending[1:], dpi=150, **FORMATS[ending]
     )
     save_bytes(args.output, picture.getvalue())
     logger.info("wrote %s: %d triples, rows %s", args.output, len(names), ", ".join(rows))

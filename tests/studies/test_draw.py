@@ -56,6 +56,6 @@ def test_a_row_per_variant_that_selects(
     assert "2 triples, rows image, SDTPS, Signal" in out
     with Image.open(path) as picture:
         assert picture.format == "JPEG"
-        assert picture.width == 600
+        assert picture.width == 450
     with pytest.raises(UserError, match=r"--output must end in \.jpg or \.png, not \.gif"):
         main(["draw", str(study), "--output", str(tmp_path / "kept.gif")])
