@@ -27,6 +27,7 @@ ROWS: dict[str, Callable[[Sizes], Row]] = {
     "evaluation": rows_model.evaluation,
     "missing": rows_model.missing,
     "training": rows_model.training,
+    "tuning": rows_model.tuning,
     "slimming": rows_model.slimming,
     "slimmed_evaluation": rows_model.slimmed_evaluation,
     "data": rows_data.data,

@@ -20,6 +20,7 @@ from config import load_config
 from engine.meter import gradient_norm
 from evaluation.loop import evaluate
 from evaluation.result import ScoringOptions
+from modeling.cost import measure_step_memory
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from solver.build import make_criterion, make_optimizer
@@ -29,6 +30,7 @@ NUM_CLASSES, NUM_CAMERAS = 171, 4  # those of RGBNT201
 EVALUATION_BATCH = 50
 SMALL_BACKBONE = "vit_tiny_stem_patch8"
 CPU = torch.device("cpu")
+LARGEST_SHARE = 0.6  # of the memory of full tuning, that adapters are meant to need at most
 SLIMMING = ["MODEL.SLIM_KEEP", "0.7", "INPUT.SHARED_AUGMENT", "True", "MODEL.SLIM_LAYERS"]
 
 Step = Callable[[CfgNode, MultiModalReID, ModalBatch], Callable[[], float]]
@@ -152,6 +154,26 @@ def _slim(title: str, sizes: Sizes, step_of: Step, *, at_least: float) -> Row:
         sizes,
         at_least=at_least,
     )
+
+
+def tuning(sizes: Sizes) -> Row:
+    """A training step that tunes adapters or LoRA, against one that tunes the whole trunk."""
+    parts = ["MODEL.HDM", "False", "MODEL.ATM", "False", "MODEL.USE_SDTPS", "True"]
+    models = {
+        way: make_demo(sizes.backbone, *parts, "MODEL.TUNE_RANK", "64", "MODEL.TUNE", kind)
+        for way, kind in (("plain", "full"), ("project", "adapter"), ("lora", "lora"))
+    }
+    # What a step holds, as `measure_cost` counts it.
+    held = {way: measure_step_memory(model).total(sizes.batch) for way, (_, model) in models.items()}
+    notes = {"full holds": f"{held['plain'] / 1e9:.2f} GB"}
+    for way, kind in (("project", "adapter"), ("lora", "lora")):
+        share = held[way] / held["plain"]
+        notes[f"{kind} holds"] = f"{held[way] / 1e9:.2f} GB ({share:.2f} x, ≤ {LARGEST_SHARE} x)"
+    steps = {
+        way: training_of(cfg, model, make_batch(cfg, sizes.batch)) for way, (cfg, model) in models.items()
+    }
+    title = f"training step, {sizes.backbone}, batch {sizes.batch}, adapters of rank 64 against full tuning"
+    return compare(title, steps, sizes, at_least=1.25, notes=notes)
 
 
 def training_of(cfg: CfgNode, model: MultiModalReID, batch: ModalBatch) -> Callable[[], float]:
