@@ -217,6 +217,31 @@ def test_a_missing_modality_has_its_own_adapter() -> None:
 
 
 @torch.no_grad()
+def test_images_that_are_skipped_leave_the_others_their_adapters() -> None:
+    """Triples that lack different modalities: the backbone sees another number of images of each."""
+    model = build(ADAPTER_EACH, {"TEST.ABSENT": "skip"}).eval()
+    awaken(model)
+    batch = make_triples(2)
+    present = PerModality.build(lambda m: torch.tensor([m is not Modality.NI, m is not Modality.TI]))
+    found, whole = model.encode(replace(batch, present=present)), model.encode(batch)
+    torch.testing.assert_close(found.globals_.rgb, whole.globals_.rgb, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.globals_.ni[1], whole.globals_.ni[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.globals_.ti[0], whole.globals_.ti[0], atol=1e-5, rtol=1e-5)
+    assert not found.globals_.ni[0].any()
+
+
+def test_blocks_that_are_computed_twice_have_the_same_gradients() -> None:
+    gradients = []
+    for switch in (False, True):
+        model = build(ADAPTER_EACH, {"SOLVER.GRAD_CHECKPOINT": switch, "MODEL.SIE_CAMERA": False})
+        awaken(model)
+        torch.stack(list(model.train().encode(make_triples(2)).globals_)).square().sum().backward()
+        gradients.append([p.grad for name, p in model.named_parameters() if ".tuning." in name])
+    assert len(gradients[0]) == 4 * 3 * 4  # blocks, modalities, weights and biases
+    assert all(map(torch.equal, *gradients))
+
+
+@torch.no_grad()
 def test_a_triple_does_not_depend_on_the_others() -> None:
     model = build(LORA_EACH, {"MODEL.SLIM_LAYERS": [2]}).eval()
     awaken(model)
