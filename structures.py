@@ -286,7 +286,8 @@ class Selection:
     # The kept patches: their indices, each (B, K), in [0, N); or, where samples keep different numbers of
     # them, booleans, each (B, N). `masks` and `indices` read both.
     kept: PerModality[Tensor]
-    scores: PerModality[Tensor]  # one score per patch, each (B, N); larger is kept
+    # One score per patch, each (B, N); larger is kept, unless a method joins several choices.
+    scores: PerModality[Tensor]
     grid: tuple[int, int]  # rows and columns of the patches, N = rows * columns
     # What the scores are made of, by name, each (B, N), in [0, 1]: `learned`, `own` (the similarity with the
     # modality's own global), `ni` (with that of another modality) … Empty where the method has none.

@@ -116,7 +116,8 @@ class EditorBranch(Branch):
         frequency_keep: how many windows are kept by that rank.
         head_keep: how many patches are kept in each head.
         drop: compute on the kept tokens alone, padded to the largest number in the batch; the features stay
-            the same but for rounding. False: all tokens are carried along, as in the published code.
+            the same but for rounding. False: all tokens are carried along, as in the published code and in
+            every exported graph.
         bcc_weight: weight of BCC; 0 for none.
         ocfr_weight: weight of OCFR; 0 for none.
     """
@@ -187,7 +188,7 @@ class EditorBranch(Branch):
     def _fuse(self, tokens: ModalTokens, kept: Tensor) -> tuple[Tensor, PerModality[Tensor]]:
         """The features (B, 3C), and the class tokens after the block of their modality, each (B, C)."""
         patches, mask = tokens.patches, kept
-        if self.drop:
+        if self.drop and not torch.compiler.is_compiling():  # an exported graph has fixed lengths
             order = kept.byte().argsort(dim=1, descending=True, stable=True)[:, : int(kept.sum(dim=1).max())]
             patches = patches.map(lambda p: p.gather(1, order.unsqueeze(2).expand(-1, -1, p.shape[2])))
             mask = kept.gather(1, order)

@@ -159,6 +159,17 @@ def test_dropped_tokens_save_products_and_keep_the_features(make_batch: MakeBatc
     assert costs[1]["EDITOR"] < 0.5 * costs[0]["EDITOR"]
 
 
+def test_an_exported_graph_carries_all_tokens(make_batch: MakeBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch, lengths = build("EDITOR.DROP", "True").eval(), make_batch([0, 1], SIZE), []
+    joint = model.get_submodule("branches.editor.joint")
+    joint.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        model(batch)
+        monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
+        model.fuse(model.encode(batch))
+    assert lengths[0] < lengths[1] == 3 * (1 + 32)
+
+
 @pytest.mark.parametrize("al", ["0", "1"])
 def test_everything_learns(al: str, make_batch: MakeBatch) -> None:
     # A parameter without gradient would stop training with several processes.
