@@ -86,10 +86,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not args.only or name in args.only:
             logger.info("measuring %s", name)
             rows[name] = ROWS[name](sizes)
-    save_json(
-        args.output,
-        {"machine": machine, "size": args.size, "rows": {name: row.as_dict() for name, row in rows.items()}},
-    )
+            # After every row, so that an interruption loses one.
+            found = {name: row.as_dict() for name, row in rows.items()}
+            save_json(args.output, {"machine": machine, "size": args.size, "rows": found})
     about = ", ".join(f"{name} {value}" for name, value in machine.items())
     sys.stdout.write(f"{table_of(rows.values())}\n\n*Measured* with {about}.\n")
 

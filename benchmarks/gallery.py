@@ -83,13 +83,14 @@ def address_of(folder: Path, engine: str) -> Path:
 
 def build(engine: str, target_recall: float, folder: Path) -> None:
     """Build the gallery of an engine."""
-    features = np.load(folder / "gallery.npy", mmap_mode="r")
-    num_people = max(1, len(features) // VIEWS)
+    size, _ = np.load(folder / "gallery.npy", mmap_mode="r").shape
+    num_people = max(1, size // VIEWS)
     with Gallery.open(
-        address_of(folder, engine), exact_below=len(features) + 1, target_recall=target_recall
+        address_of(folder, engine), exact_below=size + 1, target_recall=target_recall
     ) as gallery:
-        for start in range(0, len(features), SHARD):
-            part = np.array(features[start : start + SHARD])
+        for start in range(0, size, SHARD):
+            # Mapped anew each time, so that what was read does not count as memory.
+            part = np.array(np.load(folder / "gallery.npy", mmap_mode="r")[start : start + SHARD])
             rows = np.arange(start, start + len(part))
             ids = ids_of(start, start + len(part), num_people)
             gallery.add(part, ids=ids, cameras=rows % CAMERAS, files=[f"{row:08d}.jpg" for row in rows])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -104,10 +106,12 @@ class FaissEngine:
             return
         # The index as it was stored, and what has changed since.
         stored = json.loads(self._about["index"])
-        next_row, content = stored.pop("next_row"), np.empty(stored.pop("bytes"), dtype=np.uint8)
-        for part, piece in self.db.execute("SELECT part, content FROM parts"):
-            content[part * _PART :][: len(piece)] = np.frombuffer(piece, dtype=np.uint8)
-        self._cells = CellIndex.restore(content, stored)
+        next_row = stored.pop("next_row")
+        with tempfile.TemporaryFile() as file:
+            for (content,) in self.db.execute("SELECT content FROM parts ORDER BY part"):
+                file.write(content)
+            file.seek(0)
+            self._cells = CellIndex.restore(file, stored)
         self._cells.drop(np.flatnonzero(self._cameras[:next_row] == GONE))
         for vectors, rows in self._blocks(next_row):
             self._cells.add(vectors, rows)
@@ -329,11 +333,12 @@ class FaissEngine:
         with db:
             db.execute("DELETE FROM parts")
             if self._cells is not None:
-                content = self._cells.store()
-                parts = (content[start : start + _PART] for start in range(0, len(content), _PART))
-                db.executemany("INSERT INTO parts VALUES (?, ?)", enumerate(parts))
-                sizes = {"bytes": len(content), "next_row": self.next_row}
-                about = json.dumps({**asdict(self._cells.about), **sizes})
+                with tempfile.TemporaryFile() as file:
+                    self._cells.store(file)
+                    file.seek(0)
+                    parts = iter(partial(file.read, _PART), b"")
+                    db.executemany("INSERT INTO parts VALUES (?, ?)", enumerate(parts))
+                about = json.dumps({**asdict(self._cells.about), "next_row": self.next_row})
             self._set_about(db, index=about)
 
     def _set_about(self, db: sqlite3.Connection, **values: str) -> None:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from tqdm import tqdm
@@ -46,14 +46,15 @@ class CellIndex:
         self.about = about
 
     @classmethod
-    def restore(cls, content: np.ndarray, about: dict[str, Any]) -> CellIndex:
-        """What `store` and `about` gave."""
-        return cls(import_faiss().deserialize_index(content), IndexAbout(**about))
+    def restore(cls, file: IO[bytes], about: dict[str, Any]) -> CellIndex:
+        """What `store` wrote; from a file, as an array in memory would be copied twice."""
+        faiss = import_faiss()
+        return cls(faiss.read_index(faiss.PyCallbackIOReader(file.read)), IndexAbout(**about))
 
-    def store(self) -> np.ndarray:
-        """The index as bytes."""
-        content: np.ndarray = import_faiss().serialize_index(self._index)
-        return content
+    def store(self, file: IO[bytes]) -> None:
+        """Write the index."""
+        faiss = import_faiss()
+        faiss.write_index(self._index, faiss.PyCallbackIOWriter(file.write))
 
     def add(self, features: np.ndarray, rows: np.ndarray) -> None:
         """Put vectors into their cells."""
