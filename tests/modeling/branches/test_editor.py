@@ -243,13 +243,13 @@ def test_files_of_the_authors_load(al: str, tmp_path: Path) -> None:
     assert all(torch.equal(other.state_dict()[name], own[name]) for name in report.loaded)
 
 
-def train_steps(rank: int, size: int, folder: Path, batch: ModalBatch) -> None:
+def train_steps(rank: int, size: int, folder: Path, batch: ModalBatch, al: str) -> None:
     """Two steps of SGD in one of `size` processes; leaves its losses and its weights in a file.
 
     In float64, since distances between the features of untrained weights are small differences.
     """
     world = World(rank, size)
-    model = build("MODEL.DROP_PATH", "0.0").double().train()
+    model = build("EDITOR.AL", al).double().train()
     parallel: torch.nn.Module = model
     if size > 1:
         meeting, limit = f"file://{folder}/meeting", timedelta(seconds=60)
@@ -272,10 +272,11 @@ def train_steps(rank: int, size: int, folder: Path, batch: ModalBatch) -> None:
         dist.destroy_process_group()
 
 
-def test_two_processes_train_the_same_model(make_batch: MakeBatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("al", ["0", "1"])
+def test_two_processes_train_the_same_model(al: str, make_batch: MakeBatch, tmp_path: Path) -> None:
     batch = make_batch([0, 0, 2, 1], SIZE)
-    mp.start_processes(train_steps, (2, tmp_path, batch), nprocs=2, start_method="fork")
-    train_steps(0, 1, tmp_path, batch)
+    mp.start_processes(train_steps, (2, tmp_path, batch, al), nprocs=2, start_method="fork")
+    train_steps(0, 1, tmp_path, batch, al)
     one, two, other = (
         torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("1_0", "2_0", "2_1")
     )
