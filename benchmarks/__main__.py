@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[Sizes], Row]] = {
     "million": rows_ranking.million,
     "evaluation": rows_model.evaluation,
     "missing": rows_model.missing,
+    "any_to_any": rows_model.any_to_any,
     "training": rows_model.training,
     "tuning": rows_model.tuning,
     "slimming": rows_model.slimming,

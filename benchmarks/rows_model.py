@@ -18,8 +18,9 @@ from benchmarks.bench import Row, Sizes, compare
 from benchmarks.rows_ranking import score_difference, scores_of
 from config import load_config
 from engine.meter import gradient_norm
+from evaluation.any_to_any import score_any_to_any
 from evaluation.loop import evaluate
-from evaluation.result import ScoringOptions
+from evaluation.result import EvaluationResult, ScoringOptions
 from modeling.cost import measure_step_memory
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
@@ -65,13 +66,18 @@ def evaluate_project(
     model: MultiModalReID, batches: Sequence[ModalBatch], conditions: Sequence[str] = ("complete",)
 ) -> dict[str, dict[int, Scores]]:
     """The project's evaluation: by condition and return pattern."""
-    rows = np.arange(sum(map(len, batches)))
-    triples = RetrievalSet(DataLoader(batches, batch_size=None), rows, rows, "camera")  # type: ignore[arg-type]
-    found = evaluate(model, triples, conditions=conditions, scoring=ScoringOptions(), device=CPU)
     return {
         condition: {pattern: scores_of(metrics) for pattern, metrics in result.ranking.items()}
-        for condition, result in found.items()
+        for condition, result in _evaluate(model, batches, conditions).items()
     }
+
+
+def _evaluate(
+    model: MultiModalReID, batches: Sequence[ModalBatch], conditions: Sequence[str] = ("complete",)
+) -> dict[str, EvaluationResult]:
+    rows = np.arange(sum(map(len, batches)))
+    triples = RetrievalSet(DataLoader(batches, batch_size=None), rows, rows, "camera")  # type: ignore[arg-type]
+    return evaluate(model, triples, conditions=conditions, scoring=ScoringOptions(), device=CPU)
 
 
 def evaluation(sizes: Sizes) -> Row:
@@ -107,6 +113,30 @@ def missing(sizes: Sizes) -> Row:
         at_least=2,
         difference=lambda a, b: max(pattern_difference(a[name], b[name]) for name in conditions),
         tolerance=1e-4,
+    )
+
+
+def any_to_any(sizes: Sizes) -> Row:
+    """An evaluation with the matrix of any-to-any retrieval, against two evaluations without it."""
+    cfg, model = make_demo(SMALL_BACKBONE)
+    batches = make_batches(cfg, sizes.evaluated)
+
+    def twice() -> float:
+        return [_evaluate(model, batches)["complete"] for _ in range(2)][-1].ranking[1].mean_ap
+
+    def with_matrix() -> float:
+        matrix = score_any_to_any(_evaluate(model, batches))
+        complete = matrix.cells[matrix.sides[-1], matrix.sides[-1]]
+        assert complete is not None
+        return complete.mean_ap
+
+    return compare(
+        f"--any_to_any, {sizes.evaluated} triples, small model, against two evaluations",
+        {"plain": twice, "project": with_matrix},
+        sizes,
+        at_least=1,
+        difference=lambda a, b: abs(a - b),
+        tolerance=1e-6,
     )
 
 

@@ -151,6 +151,10 @@ TABLE = (
     Key("MODEL.HDM", False, "Decouple the modalities into seven features."),
     Key("MODEL.ABSENT_TOKEN", False, "Learned tokens stand in for a missing image, where nothing else does.",
         unused=((lambda cfg: cfg.TEST.ABSENT == "zeros", "TEST.ABSENT is zeros"),)),
+    TrainKey("MODEL.ALIGN", 0.0,
+        "Weight of a contrastive loss between the modalities' globals of a person.", FROM_0,
+        unused=((lambda cfg: cfg.MODEL.USE_EDITOR, "MODEL.USE_EDITOR has no original features"),)),
+    Key("MODEL.MODALITY_GATE", False, "A scalar gate for each image, from its tokens."),
     Key("MODEL.ATM", False, "ATMoE: weigh these features by a mixture of experts. Needs HDM."),
     Key("MODEL.HEAD", 4, "Heads of ATMoE.", between(1, 1024), unused=(NO_ATM,), demo=(12, FILE_201)),
     Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1),
@@ -323,6 +327,12 @@ RULES: tuple[Condition, ...] = (
     (lambda cfg: cfg.MODEL.USE_EDITOR and cfg.MODEL.SLIM_LAYERS,
      "MODEL.USE_EDITOR follows the attention of every patch through all blocks; set MODEL.SLIM_LAYERS to [], "
      "or MODEL.USE_EDITOR to False"),
+    (lambda cfg: cfg.MODEL.ALIGN and not cfg.MODEL.DIRECT,
+     "MODEL.ALIGN {MODEL.ALIGN} compares the modalities of one head; set MODEL.DIRECT 1, or MODEL.ALIGN 0"),
+    (lambda cfg: cfg.MODEL.ALIGN and cfg.INPUT.MODALITY_DROPOUT
+     and (cfg.TEST.ABSENT == "zeros" or cfg.MODEL.ABSENT_TOKEN),
+     "MODEL.ALIGN with INPUT.MODALITY_DROPOUT would align what stands in for missing images; set TEST.ABSENT "
+     "skip and MODEL.ABSENT_TOKEN False"),
     (lambda cfg: cfg.MODEL.ATM and not cfg.MODEL.HDM,
      "MODEL.ATM weighs the features of MODEL.HDM; turn MODEL.HDM on or MODEL.ATM off"),
     (lambda cfg: cfg.MODEL.SDTPS_USE_GUMBEL and not cfg.MODEL.USE_SDTPS,

@@ -167,13 +167,14 @@ def _evaluating(
 
 def model_parts(model: MultiModalReID) -> dict[str, str]:
     """The parts of a model in the order of the report: what it calls them -> their names as modules."""
-    pife = {} if model.pife is None else {"PIFE": "pife"}
+    own = {"PIFE": "pife", "gate": "gate", "absent": "absent_tokens"}
+    parts = {title: name for title, name in own.items() if getattr(model, name) is not None}
     branches = {
         title or type(branch).__name__: f"branches.{name}.{path}".rstrip(".")
         for name, branch in cast("Mapping[str, Branch]", model.branches).items()
         for path, title in branch.cost_titles.items()
     }
-    return {"backbone": "backbone", **pife, **branches, "heads": "heads"}
+    return {"backbone": "backbone", **parts, **branches, "heads": "heads"}
 
 
 def count_multiply_adds(

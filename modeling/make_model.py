@@ -22,6 +22,7 @@ from modeling.branches.editor import ClassTokens, EditorBranch
 from modeling.branches.original import Original
 from modeling.branches.sdtps import SDTPSBranch
 from modeling.branches.signal import SignalBranch
+from modeling.gate import ModalityGate
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
@@ -105,6 +106,7 @@ def make_model(
         modalities=modalities,
         absent=cfg.TEST.ABSENT,
         absent_tokens=_make_absent_tokens(cfg, sizes),
+        gate=ModalityGate(sizes.dim, sizes.modalities) if options.MODALITY_GATE else None,
     )
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     seen, size = backbone.trunk.seen_size, backbone.img_size
@@ -234,7 +236,7 @@ def _make_original(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
     if cfg.MODEL.USE_EDITOR:  # which trains the class tokens in its own way, and does not evaluate them
         return {}
     if cfg.MODEL.DIRECT:
-        return {"ori": Original(sizes.dim, sizes.modalities)}
+        return {"ori": Original(sizes.dim, sizes.modalities, align_weight=cfg.MODEL.ALIGN)}
     return {f"ori_{m.key}": Original(sizes.dim, [m]) for m in sizes.modalities}
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from modeling.absence import AbsentTokens, ImageRows, encode_present
 from modeling.backbone import Backbone, EncodedImages
 from modeling.branches import Branch
+from modeling.gate import ModalityGate
 from modeling.heads import BNNeckHead
 from modeling.pife import PIFE
 from structures import ModalBatch, Modality, ModalTokens, ModelOutput, PerModality, Selection, SlimmedPatches
@@ -44,6 +45,7 @@ class MultiModalReID(nn.Module):
         absent: what becomes of an absent image: `zeros` go through the backbone, as in DeMo, or `skip`: it is
             not encoded, and its tokens do not count.
         absent_tokens: with `skip`, stand in for the tokens of absent images.
+        gate: weighs the images of a triple before the branches; None to take them as they are.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class MultiModalReID(nn.Module):
         modalities: Sequence[Modality] = tuple(Modality),
         absent: str = "zeros",
         absent_tokens: AbsentTokens | None = None,
+        gate: ModalityGate | None = None,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -74,6 +77,7 @@ class MultiModalReID(nn.Module):
         self.modalities = tuple(modalities)
         self.skips = absent == "skip"
         self.absent_tokens = absent_tokens
+        self.gate = gate
 
     @property
     def selects(self) -> bool:
@@ -229,6 +233,8 @@ class MultiModalReID(nn.Module):
             tokens = replace(tokens, globals_=self.pife(tokens.globals_, tokens.patches))
             if tokens.present is not None:
                 tokens = tokens.emptied(tokens.present)
+        if self.gate is not None:
+            tokens = self.gate(tokens)
         heads = []
         losses: dict[str, Tensor] = {}
         selections: dict[str, Selection] = {}
