@@ -288,8 +288,8 @@ TABLE = (
         "decay per step, such as 0.99. 0: the weights themselves.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
     FreeKey("SOLVER.GRAD_CHECKPOINT", False,
-        "Compute the backbone's blocks again in the backward pass: less memory, about a third more time, the "
-        "same gradients."),
+        "Compute the backbone's blocks again in the backward pass: less memory, about a quarter more time, "
+        "the same gradients."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
         demo=(10, "The last and the best are kept.")),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from config import load_config
@@ -72,6 +73,20 @@ def test_onnx_gives_the_features_of_the_model(name: str) -> None:
         f"batch {size}, {case}" for size in (1, 3, 7) for case in ("complete", "a modality missing")
     ]
     assert max(found.values()) <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "vit_small_patch16_rope_mixed_224"])
+def test_rotations_of_the_patches_that_are_left_can_be_exported(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=2))
+    trunk = ("MODEL.TRANSFORMER_TYPE", name, "MODEL.STRIDE_SIZE", "[4,4]", "MODEL.SLIM_LAYERS", "[1]")
+    cfg = load_config(None, [*SIZES, *SDTPS, *trunk, "INPUT.SHARED_AUGMENT", "True"])
+    torch.manual_seed(0)
+    graph = ImagesToFeatures(make_model(cfg, 5, 3), make_eval_transform(cfg), pattern=3)
+    content = export.to_onnx(graph, {"image_size": [32, 16]})
+    assert max(export.verify(export.open_onnx(content), graph, images()).values()) <= 1e-4
 
 
 def test_gumbel_noise_is_not_part_of_an_export() -> None:

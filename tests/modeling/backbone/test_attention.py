@@ -1,9 +1,11 @@
 """Attention rollout against numbers worked by hand and against timm's own attention."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import timm
 import torch
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
@@ -120,6 +122,19 @@ def test_maps_belong_to_their_modality_and_sum_to_what_the_class_token_has_of_th
     torch.testing.assert_close(maps.ni, rows[:, 1:])
     torch.testing.assert_close(maps.ni.sum(dim=1), 1 - rows[:, 0])
     assert all(found.shape == (3, 128) and (found >= 0).all() for found in maps)
+
+
+def test_registers_and_rotations_belong_to_a_map_as_well(
+    make_batch: BatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, depth=2))
+    options = ["MODEL.TRANSFORMER_TYPE", "vit_small_patch16_dinov3", "MODEL.STRIDE_SIZE", "[16, 16]"]
+    torch.manual_seed(0)
+    dinov3 = make_model(load_config(SMALL_MODEL, options), num_class=4, camera_num=2).eval()
+    maps = attention_rollout(dinov3, make_batch([0, 1], size=(128, 64)))
+    assert all(found.shape == (2, 32) and (found > 0).all() for found in maps)
+    # Random weights look everywhere alike: 5 prefix tokens and 32 patches, 3/4 of it through two blocks.
+    torch.testing.assert_close(maps.ni.sum(dim=1), torch.full((2,), 0.75 * 32 / 37), atol=0.02, rtol=0)
 
 
 def test_a_missing_modality_changes_its_own_map_alone(model: MultiModalReID, make_batch: BatchMaker) -> None:
