@@ -133,8 +133,10 @@ class PlainHDM(nn.Module):
             )
             self.attentions[name].load_state_dict(state)
 
-    def forward(self, globals_: PerModality[Tensor], patches: PerModality[Tensor]) -> Tensor:
-        """Globals (B, C) and patches (B, N, C) -> (B, 7, C)."""
+    def forward(
+        self, globals_: PerModality[Tensor], patches: PerModality[Tensor], _present: None = None
+    ) -> Tensor:
+        """Globals (B, C) and patches (B, N, C) -> (B, 7, C); nothing is absent."""
         features = []
         for name, subset in SUBSETS.items():
             parts = [part for m in subset for part in (globals_.of(m).unsqueeze(1), patches.of(m))]
