@@ -95,6 +95,7 @@ NOT_LEARNED = (lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5, "MODEL.SDTPS_BETA 0.5 le
 NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL is off")
 NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
 NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
+NO_GAM = (lambda cfg: not cfg.SIGNAL.GAM_WEIGHT, "SIGNAL.GAM_WEIGHT is 0")
 NO_SIGNAL = (lambda cfg: not cfg.MODEL.USE_SIGNAL, "MODEL.USE_SIGNAL is off")
 NO_SMALL_PARTS = (lambda cfg: cfg.MODEL.TUNE not in ("adapter", "lora"), "MODEL.TUNE has no new weights")
 NO_FROZEN = (
@@ -225,6 +226,9 @@ TABLE = (
         "the features are the same.", one_of("published", "straight_through"), unused=(NO_SIGNAL,)),
     TrainKey("SIGNAL.GAM_WEIGHT", 0.2, "Weight of the global alignment. 0: without.", FROM_0,
         unused=(NO_SIGNAL,)),
+    TrainKey("SIGNAL.MIN_TEMPERATURE", 0.0,
+        "Lower bound of the global alignment's learned temperature, such as 0.01. 0: none, as published.",
+        FROM_0, unused=(NO_SIGNAL, NO_GAM)),
     TrainKey("SIGNAL.LAM_WEIGHT", 0.2, "Weight of the local alignment. 0: without.", FROM_0,
         unused=(NO_SIGNAL,)),
 

@@ -287,6 +287,7 @@ def _make_signal(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:
         top_k=options.TOPK,
         straight_through=options.DECISION == "straight_through",
         gam_weight=options.GAM_WEIGHT,
+        min_temperature=options.MIN_TEMPERATURE,
         lam_weight=options.LAM_WEIGHT,
     )
     return {"signal": branch}

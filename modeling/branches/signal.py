@@ -161,6 +161,7 @@ class SignalBranch(Branch):
         top_k: K of the selection.
         straight_through: let the selection learn; see `TokenSelection`.
         gam_weight: weight of the global alignment; 0 leaves it out.
+        min_temperature: of the global alignment; see there.
         lam_weight: weight of the local alignment; 0 leaves it out.
     """
 
@@ -176,12 +177,13 @@ class SignalBranch(Branch):
         top_k: int,
         straight_through: bool = False,
         gam_weight: float = 0.2,
+        min_temperature: float = 0.0,
         lam_weight: float = 0.2,
     ) -> None:
         super().__init__()
         self.select = TokenSelection(dim, top_k, straight_through=straight_through)
         self.interact = Interaction(dim)
-        self.gam = GlobalAlignment() if gam_weight else None
+        self.gam = GlobalAlignment(min_temperature) if gam_weight else None
         self.lam = LocalAlignment(dim, grid) if lam_weight else None
         self.gam_weight, self.lam_weight = gam_weight, lam_weight
         self.out_dim = dim * len(Modality)

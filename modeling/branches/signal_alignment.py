@@ -44,11 +44,16 @@ def volumes(directions: PerModality[Tensor]) -> Tensor:
 class GlobalAlignment(nn.Module):
     """GAM: the three modalities of a triple point in one direction, those of two triples do not.
 
-    A contrastive loss over the whole batch: small volumes are alike. The temperature is learned.
+    A contrastive loss over the whole batch: small volumes are alike. The temperature is learned. As published
+    it has no bound: on its way to 0 its gradient grows beyond all others, and below 0 the loss is reversed.
+
+    Args:
+        min_temperature: a lower bound that repairs this, such as 0.01; 0 for none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, min_temperature: float = 0.0) -> None:
         super().__init__()
+        self.min_temperature = min_temperature
         self.temperature = nn.Parameter(torch.tensor(0.07))
 
     @staticmethod
@@ -60,7 +65,10 @@ class GlobalAlignment(nn.Module):
     def forward(self, directions: Tensor) -> Tensor:
         """The loss of the whole batch, (B, 3, C) -> a scalar; the target of a row is its own column."""
         with torch.autocast(directions.device.type, enabled=False):
-            logits = -volumes(PerModality(*directions.unbind(dim=1))) / self.temperature
+            temperature: Tensor = self.temperature
+            if self.min_temperature:
+                temperature = temperature.clamp(min=self.min_temperature)
+            logits = -volumes(PerModality(*directions.unbind(dim=1))) / temperature
             target = torch.arange(len(logits), device=logits.device)
             pair = [
                 F.cross_entropy(each, target, label_smoothing=LABEL_SMOOTHING) for each in (logits, logits.T)

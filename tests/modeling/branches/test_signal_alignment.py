@@ -65,6 +65,20 @@ def test_gam_by_hand() -> None:
     assert loss.item() == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_bound_keeps_the_temperature_from_turning_the_loss_around() -> None:
+    torch.manual_seed(0)
+    directions = F.normalize(torch.randn(4, 3, 16), dim=2)
+    losses = {}
+    for bound in (0.0, 0.01):
+        module = GlobalAlignment(bound)
+        torch.nn.init.constant_(module.temperature, -0.01)
+        losses[bound] = module(directions)
+    at_bound = GlobalAlignment()
+    torch.nn.init.constant_(at_bound.temperature, 0.01)
+    assert losses[0.01] == at_bound(directions)
+    assert losses[0.0] != losses[0.01]
+
+
 def test_directions_are_those_of_the_mean_patches() -> None:
     patches = PerModality.build(lambda m: torch.tensor([[[3.0, 0], [3, 8]]]) * (1 + len(m.letter)))
     assert torch.allclose(GlobalAlignment.directions(patches), torch.tensor([0.6, 0.8]).expand(1, 3, 2))
