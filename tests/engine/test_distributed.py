@@ -102,6 +102,23 @@ def run(
     )
 
 
+NO_GRADIENT = (
+    "signal.interact.norm2.bias",
+    "signal.interact.attention.in_proj_bias",
+    "heads.signal.neck.running_mean",
+)
+"""Entries that no loss depends on: a shift of all features, which the neck takes off again, or of all keys.
+
+Their gradient is rounding, which Adam makes as large as any other step.
+"""
+
+
+def check_same_weights(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    for name, weights in one.items():
+        tolerance = 1e-3 if name.endswith(NO_GRADIENT) else 1e-4
+        torch.testing.assert_close(two[name], weights, atol=tolerance, rtol=0, msg=f"{name} differs")
+
+
 def test_one_and_two_processes_agree(tmp_path: Path, settings: list[str]) -> None:
     contents, metrics = {}, {}
     for processes in (1, 2):
@@ -117,8 +134,7 @@ def test_one_and_two_processes_agree(tmp_path: Path, settings: list[str]) -> Non
         for name in one:
             if "/" in name:
                 assert two[name] == pytest.approx(one[name], abs=1e-4), name
-    for name, weights in contents[1]["model"].items():
-        torch.testing.assert_close(contents[2]["model"][name], weights, atol=1e-4, rtol=0)
+    check_same_weights(contents[1]["model"], contents[2]["model"])
     ranking = {n: m["summary"]["last epoch"]["pattern_3"] for n, m in metrics.items()}
     assert ranking[1] == pytest.approx(ranking[2])
     assert metrics[2]["summary"]["last epoch"]["samples"] == 16
@@ -148,8 +164,7 @@ def test_one_and_two_processes_choose_the_same_epoch(tmp_path: Path, settings: l
         two["best on validation"]["validation_mAP"]
     )
     for entry in ("model", "raw_model"):
-        for name, weights in contents[0][entry].items():
-            torch.testing.assert_close(contents[1][entry][name], weights, atol=1e-4, rtol=0)
+        check_same_weights(contents[0][entry], contents[1][entry])
     assert contents[0]["trunk"] == contents[1]["trunk"]
     name = "backbone.tuning.0.ni.up.weight"
     assert not torch.equal(contents[0]["model"][name], contents[0]["raw_model"][name])
