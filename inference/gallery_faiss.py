@@ -364,7 +364,8 @@ def _connect(path: Path | None, read_only: bool = False) -> sqlite3.Connection:
     if path is not None:
         if read_only and not path.is_file():
             raise UserError(f"the gallery {path} cannot be read: there is no such file")
-        name = f"file:{quote(str(path.absolute()))}?mode={'ro' if read_only else 'rwc'}"
+        # Also who only reads must be able to undo what a killed process left half written.
+        name = f"file:{quote(str(path.absolute()))}?mode={'rw' if read_only else 'rwc'}"
     db = sqlite3.connect(name, timeout=60, uri=True, check_same_thread=False)
     # A change is on the disk when it is committed. Pages of 4 kB would hold one vector of 512 numbers each.
     try:
