@@ -198,11 +198,10 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class SlimmedPatches:
-    """Which patches of an image slimming has left."""
+    """How slimming has merged the patches of an image into n tokens."""
 
-    indices: Tensor  # of the n patches that are left, ascending, (B, n), in [0, N)
-    # The last score of every patch, (B, N); what was dropped keeps the score it was dropped with.
-    scores: Tensor
+    indices: Tensor  # one patch of each token, ascending, (B, n), in [0, N)
+    scores: Tensor  # the share of every patch in its token, (B, N), in (0, 1]; 1 where it has its own
 
 
 @dataclass(frozen=True)
@@ -211,10 +210,11 @@ class ModalTokens:
 
     # One feature for the whole image, each (B, C): the class token, or what PIFE made of it.
     globals_: PerModality[Tensor]
-    patches: PerModality[Tensor]  # patch tokens that are left, each (B, n, C); all N without slimming
+    # Patch tokens, each (B, N, C); with slimming, those of patches that were merged are equal.
+    patches: PerModality[Tensor]
     class_tokens: PerModality[Tensor]  # the class tokens as the backbone gave them, each (B, C)
     grid: tuple[int, int]  # rows and columns of the patches of an image, N = rows * columns
-    slimmed: PerModality[SlimmedPatches] | None = None  # which patches are left; None without slimming
+    slimmed: PerModality[SlimmedPatches] | None = None  # how patches were merged; None without slimming
     # How much the class token attends to each patch, each (B, N); None if no branch asked for it.
     attended: PerModality[Tensor] | None = None
     # How much of each patch the attention of all blocks brings to the class token, in each head, each
@@ -245,23 +245,15 @@ class ModalTokens:
             present=present,
         )
 
-    def on_grid(self, values: Tensor, modality: Modality) -> Tensor:
-        """Values of the patches that are left, (B, n), by patch index in the image, (B, N); 0 elsewhere."""
-        if self.slimmed is None:
-            return values
-        rows, columns = self.grid
-        empty = values.new_zeros(values.shape[0], rows * columns)
-        return empty.scatter(1, self.slimmed.of(modality).indices, values)
-
     def replaced(self, modalities: Sequence[Modality], by: ModalTokens) -> ModalTokens:
-        """The tokens with those of `modalities` taken from `by`; both without slimming."""
+        """The tokens with those of `modalities` taken from `by`."""
 
-        def choose(own: PerModality[Tensor], other: PerModality[Tensor]) -> PerModality[Tensor]:
+        def choose(own: PerModality[T], other: PerModality[T]) -> PerModality[T]:
             return PerModality.build(lambda m: (other if m in modalities else own).of(m))
 
         def choose_optional(
-            own: PerModality[Tensor] | None, other: PerModality[Tensor] | None
-        ) -> PerModality[Tensor] | None:
+            own: PerModality[T] | None, other: PerModality[T] | None
+        ) -> PerModality[T] | None:
             return own and other and choose(own, other)
 
         return replace(
@@ -269,6 +261,7 @@ class ModalTokens:
             globals_=choose(self.globals_, by.globals_),
             patches=choose(self.patches, by.patches),
             class_tokens=choose(self.class_tokens, by.class_tokens),
+            slimmed=choose_optional(self.slimmed, by.slimmed),
             attended=choose_optional(self.attended, by.attended),
             rollout=choose_optional(self.rollout, by.rollout),
             images=choose_optional(self.images, by.images),
@@ -367,7 +360,7 @@ class ModelOutput:
     heads: tuple[HeadOutput, ...]  # one per branch, in their order
     # Named losses that branches computed themselves; added to the heads' losses.
     losses: dict[str, Tensor] = field(default_factory=dict)
-    # What was kept, by the name of the branch; `slimming` for what that left in the backbone.
+    # What was kept, by the name of the branch; `slimming` for the tokens that it left in the backbone.
     selections: dict[str, Selection] = field(default_factory=dict)
 
     @property

@@ -58,7 +58,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             data.test.modalities,
             args.missing,
             any_to_any=args.any_to_any,
-            slims=model.backbone.slimming is not None,
         )
         report = make_report_writer(cfg, report_folder, data, git_commit()) if report_folder else None
         evaluate = make_evaluate(cfg, data.test, device, world, conditions)

@@ -64,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             schedule=make_schedule(cfg, optimizer),
             loader=data.train_loader,
             set_epoch=data.sampler.set_epoch,
-            on_epoch=model.set_epoch,
             evaluate=make_evaluate(cfg, seen, device, world),
             device=device,
             folder=folder,

@@ -81,7 +81,7 @@ def _compare(sizes: Sizes, *, batch: int, slimmed: bool = False) -> Row:
 @cache
 def _export(backbone: str, slimmed: bool) -> tuple[ImagesToFeatures, bytes, bytes]:
     """The model of configs/RGBNT201/DeMo_SDTPS.yml with random weights, as it is, in fp32 and in int8."""
-    options = ["MODEL.TRANSFORMER_TYPE", backbone, *([*SLIMMING, "[3,6,9]"] if slimmed else [])]
+    options = ["MODEL.TRANSFORMER_TYPE", backbone, *(SLIMMING if slimmed else [])]
     cfg = load_config(CONFIG, options)
     torch.manual_seed(0)
     model = make_model(cfg, NUM_CLASSES, NUM_CAMERAS)

@@ -18,6 +18,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from config.demo_keys import DEMO_KEYS, named_demo_keys, refuse_demo_keys
+from config.removed_keys import REMOVED_KEYS, leave_out_removed
 from config.schema import KEYS, SECTIONS, ConfigError, find_unused, flatten, get_cfg, show, validate
 from config.strict_yaml import YamlFileError, parse_yaml, read_yaml
 
@@ -61,7 +62,7 @@ def merge_settings(cfg: CfgNode, config_file: str | Path | None, overrides: Sequ
     """Set in `cfg` what the file sets, then what the overrides set; returns it, not validated yet."""
     if config_file is not None:
         for file, settings in _read_with_bases(Path(config_file)):
-            for key, value in settings.items():
+            for key, value in leave_out_removed(settings, str(file)).items():
                 _set(cfg, key, value, source=str(file))
     for key, text in _pairs(overrides):
         _set(cfg, key, text, source="command line")
@@ -76,12 +77,6 @@ def warn_about_unused(cfg: CfgNode) -> None:
     for key, reason in find_unused(cfg).items():
         if settings[key] != KEYS[key].default:
             logger.warning("%s %s has no effect: %s", key, show(settings[key]), reason)
-    slims_aligned = cfg.MODEL.SLIM_LAYERS and cfg.MODEL.SLIM_CROSS and cfg.MODEL.SLIM_SCORE == "attention"
-    if slims_aligned and not cfg.INPUT.SHARED_AUGMENT:
-        logger.warning(
-            "MODEL.SLIM_CROSS compares patches of the same index in the three images, which separate "
-            "augmentation moves apart; set INPUT.SHARED_AUGMENT True"
-        )
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -140,7 +135,7 @@ def stored_config(text: Any, path: str | Path) -> CfgNode:
         raise ConfigError(f"checkpoint {path} is damaged: its configuration cannot be read")
     # Set what is known.
     cfg = get_cfg()
-    settings = dict(_flatten_sections(content))
+    settings = leave_out_removed(dict(_flatten_sections(content)), f"checkpoint {path}")
     known = KEYS.keys() | DEMO_KEYS.keys()
     for key in sorted(settings.keys() & known):
         _set(cfg, key, settings[key], source=f"the configuration in {path}")
@@ -175,6 +170,8 @@ def _set(cfg: CfgNode, key: str, value: Any, *, source: str) -> None:
         section, _, name = key.rpartition(".")
         node = cfg[section] if section else cfg
         node[name] = _coerce(key, value, KEYS[key].default, source)
+    elif key in REMOVED_KEYS:
+        raise ConfigError(f"{source}: {key} is no longer there, since slimming merges patches; leave it out")
     else:
         raise ConfigError(f"{source}: unknown key {show(key)}; {_nearest(key)}")
 

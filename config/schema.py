@@ -79,8 +79,8 @@ SIZE = Check(
     f"two whole numbers between 1 and {LARGEST_SIDE}",
 )
 BLOCKS = Check(
-    lambda v: all(isinstance(n, int) and n > 0 for n in v) and list(v) == sorted(set(v)),
-    "ascending numbers of blocks, counted from 1, such as [3, 6, 9]",
+    lambda v: all(isinstance(n, int) and n >= 0 for n in v) and list(v) == sorted(set(v)),
+    "ascending numbers of blocks, counted from 1, such as [3, 6, 9]; 0 is before the first",
 )
 THREE = Check(lambda v: len(v) == 3, "three numbers, one per channel")
 THREE_ABOVE_0 = Check(lambda v: len(v) == 3 and min(v) > 0, "three numbers above 0")
@@ -94,7 +94,6 @@ ALL_PATCHES = (lambda cfg: cfg.MODEL.SDTPS_SELECT == "all", "MODEL.SDTPS_SELECT 
 NOT_LEARNED = (lambda cfg: cfg.MODEL.SDTPS_BETA == 0.5, "MODEL.SDTPS_BETA 0.5 leaves no learned part")
 NO_GUMBEL = (lambda cfg: not cfg.MODEL.SDTPS_USE_GUMBEL, "MODEL.SDTPS_USE_GUMBEL is off")
 NO_SLIM = (lambda cfg: not cfg.MODEL.SLIM_LAYERS, "MODEL.SLIM_LAYERS is empty")
-NO_SLIM_GUMBEL = (lambda cfg: not cfg.MODEL.SLIM_USE_GUMBEL, "MODEL.SLIM_USE_GUMBEL is off")
 NO_GAM = (lambda cfg: not cfg.SIGNAL.GAM_WEIGHT, "SIGNAL.GAM_WEIGHT is 0")
 NO_SIGNAL = (lambda cfg: not cfg.MODEL.USE_SIGNAL, "MODEL.USE_SIGNAL is off")
 NO_SMALL_PARTS = (lambda cfg: cfg.MODEL.TUNE not in ("adapter", "lora"), "MODEL.TUNE has no new weights")
@@ -183,16 +182,9 @@ TABLE = (
     TrainKey("MODEL.SDTPS_GUMBEL_TAU", 1.0, "Temperature of the Gumbel softmax.", ABOVE_0,
         unused=(NO_GUMBEL, NO_SCORE, NOT_LEARNED)),
     TrainKey("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "Weight of the SDTPS losses.", FROM_0, unused=(NO_SDTPS,)),
-    Key("MODEL.SLIM_LAYERS", [], "Slimming: blocks of the backbone after which patches are dropped.", BLOCKS),
-    Key("MODEL.SLIM_KEEP", 0.7, "Share of the remaining patches that each keeps.", RATIO, unused=(NO_SLIM,)),
-    Key("MODEL.SLIM_SCORE", "attention", "How class tokens score patches: `attention` or `cosine`.",
-        one_of("attention", "cosine"), unused=(NO_SLIM,)),
-    Key("MODEL.SLIM_CROSS", True, "The other modalities' class tokens also score.", unused=(NO_SLIM,)),
-    TrainKey("MODEL.SLIM_WARMUP_EPOCHS", 0, "Epochs in which the share falls from 1.", between(0, 100_000),
-        unused=(NO_SLIM,)),
-    TrainKey("MODEL.SLIM_USE_GUMBEL", False, "Gumbel decision in training; scores get a gradient.",
-        unused=(NO_SLIM,)),
-    TrainKey("MODEL.SLIM_GUMBEL_TAU", 1.0, "Its temperature.", ABOVE_0, unused=(NO_SLIM, NO_SLIM_GUMBEL)),
+    Key("MODEL.SLIM_LAYERS", [], "Slimming: blocks of the backbone after which similar patches are merged.",
+        BLOCKS),
+    Key("MODEL.SLIM_KEEP", 0.7, "Share of the tokens that each leaves.", RATIO, unused=(NO_SLIM,)),
     Key("MODEL.USE_EDITOR", False,
         "[EDITOR](selectors.md#editor): select patches by attention and frequency, then fuse modalities."),
     Key("MODEL.USE_SIGNAL", False,
@@ -323,9 +315,6 @@ TABLE = (
 )
 
 RULES: tuple[Condition, ...] = (
-    (lambda cfg: cfg.MODEL.USE_SDTPS and cfg.MODEL.SDTPS_GUIDE == "attention" and cfg.MODEL.SLIM_LAYERS,
-     "MODEL.SDTPS_GUIDE attention reads the attention of all patches; set MODEL.SLIM_LAYERS to [], or choose "
-     "another guide"),
     (lambda cfg: cfg.MODEL.FROZEN and cfg.MODEL.TUNE not in ("full", "frozen"),
      "MODEL.FROZEN means MODEL.TUNE frozen, but MODEL.TUNE is {MODEL.TUNE}; set MODEL.FROZEN to False"),
     (lambda cfg: cfg.MODEL.USE_EDITOR and cfg.MODEL.SLIM_LAYERS,

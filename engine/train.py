@@ -91,8 +91,6 @@ class Trainer:
     folder: Path  # the run folder
     options: TrainOptions
     world: World = field(default_factory=World)  # the processes of the run
-    # Called with the number of each epoch, from 1, before it is trained.
-    on_epoch: Callable[[int], None] = lambda epoch: None
     # Draws a model as it is, by name, each (3, H, W) in [0, 1], for TensorBoard; called after each
     # evaluation, in the main process. It must not change the model or draw random numbers.
     draw_pictures: Callable[[nn.Module], Mapping[str, Tensor]] = lambda model: {}
@@ -267,7 +265,6 @@ class Trainer:
         # Tell everything that depends on the epoch.
         if not self.options.lr_per_step:
             self.schedule.step(epoch)
-        self.on_epoch(epoch)
         self.set_epoch(epoch, progress.steps_in_epoch)
         self.model.train()
         num_steps = progress.steps_in_epoch + len(self.loader)

@@ -81,7 +81,7 @@ def score_any_to_any(results: Mapping[str, EvaluationResult]) -> AnyToAny:
     """Rank every subset of the modalities against every other; nothing is encoded again.
 
     Args:
-        results: of all conditions, where the part of a modality depends on what else is there (slimming);
+        results: of all conditions, where the part of a modality depends on what else is there;
             otherwise `complete` is enough.
     """
     samples = results["complete"].samples

@@ -29,7 +29,6 @@ def find_conditions(
     missing: str | None = None,
     *,
     any_to_any: bool = False,
-    slims: bool = False,
 ) -> list[str]:
     """The missing-modality conditions to evaluate.
 
@@ -38,8 +37,6 @@ def find_conditions(
         modalities: those that the triples have; each condition leaves at least one.
         missing: evaluate all conditions.
         any_to_any: these are for the matrix, too.
-        slims: the model drops patches inside its backbone, where the modalities guide each other; the matrix
-            then needs all conditions.
     """
     possible = missing_conditions(modalities)
     condition = "complete" if cfg.TEST.MISS == "nothing" else cfg.TEST.MISS
@@ -54,7 +51,7 @@ def find_conditions(
             f"TEST.MISS {condition} is not possible with the images of this data set, {there}; choose from "
             f"{', '.join(['nothing', *list(possible)[1:]])}"
         )
-    return list(possible) if missing or (any_to_any and slims) else [condition]
+    return list(possible) if missing else [condition]
 
 
 def make_evaluate(

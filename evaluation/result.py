@@ -94,7 +94,7 @@ class EvaluationResult:
     seconds: float  # time to load, encode and rank, of all conditions together
     # Kept-patch precision, where the model selects and the data set has masks.
     selection: SelectionMetrics | None = None
-    # Kept-patch precision of the patches that slimming leaves, likewise.
+    # The same of the patches that lead the tokens which slimming leaves.
     slimming: SelectionMetrics | None = None
 
     @property

@@ -24,7 +24,7 @@ def result_table(result: EvaluationResult, others: Mapping[str, Mapping[str, Any
     lines.append(f"{result.main.num_queries} queries, {result.num_samples} distinct test triples{how}")
     if result.main.num_skipped:
         lines.append(f"{result.main.num_skipped} queries have no positive in the gallery and are left out")
-    found = {"kept patches": result.selection, "patches left by slimming": result.slimming}
+    found = {"kept patches": result.selection, "tokens left by slimming": result.slimming}
     if result.selection == result.slimming:  # without SDTPS, what is kept is what slimming left
         del found["kept patches"]
     for what, selection in found.items():

@@ -155,7 +155,7 @@ class Predictor:
         self._batch_size = batch_size
         self.origin = origin
         self._pca, self._calibration = pca, calibration
-        self._lock = threading.Lock()  # slimming keeps the attention of a pass in the model
+        self._lock = threading.Lock()  # the model keeps the attention of a pass
 
     @classmethod
     def load(

@@ -23,22 +23,14 @@ class ImageRows(NamedTuple):
 
 
 def encode_present(backbone: Backbone, rows: ImageRows) -> EncodedImages:
-    """Encode the images that are there in one call; zeros for the others.
-
-    Slimming compares the modalities of a triple. With it, all images of the modalities that any triple has
-    are encoded.
-    """
+    """Encode the images that are there in one call; zeros for the others."""
     images, embedding_ids, counts, present = rows
     if torch.compiler.is_exporting():  # a graph has no branches: it encodes all, and the caller masks
-        return backbone(*rows)
-    in_use = present.any(dim=1)
-    wanted = present if backbone.slimming is None else in_use.unsqueeze(1).expand_as(present)
-    chosen = wanted.flatten().nonzero().squeeze(1)
+        return backbone(images, embedding_ids, counts)
+    chosen = present.flatten().nonzero().squeeze(1)
     if len(chosen) in (0, len(images)):  # without any image there is nothing to leave out
-        return backbone(*rows)
-    encoded = backbone(
-        images[chosen], embedding_ids[chosen], _left(counts, wanted.sum(dim=1).tolist()), present[in_use]
-    )
+        return backbone(images, embedding_ids, counts)
+    encoded = backbone(images[chosen], embedding_ids[chosen], _left(counts, present.sum(dim=1).tolist()))
 
     def spread(values: Tensor) -> Tensor:
         empty = values.new_zeros(len(images), *values.shape[1:])

@@ -38,8 +38,7 @@ class TokenSizes:
     """What a branch has to know of what it will get."""
 
     dim: int  # C, their width
-    # Rows and columns of an image's patches; also with slimming, so that a branch keeps its weights.
-    grid: tuple[int, int]
+    grid: tuple[int, int]  # rows and columns of an image's patches
     num_ids: int  # training identities
     modalities: tuple[Modality, ...] = tuple(Modality)  # the tokens of others are zeros
 
@@ -185,7 +184,7 @@ def _make_backbone(cfg: CfgNode, num_embeddings: int) -> Backbone:
         num_embeddings=num_embeddings,
         embedding_factor=options.SIE_COE,
         unseen_camera=cfg.TEST.UNSEEN_CAMERA,
-        slimming=_make_slimming(options),
+        slimming=Slimming(options.SLIM_KEEP) if options.SLIM_LAYERS else None,
         slim_layers=options.SLIM_LAYERS,
         recompute=cfg.SOLVER.GRAD_CHECKPOINT,
     )
@@ -217,19 +216,6 @@ def _make_absent_tokens(cfg: CfgNode, sizes: TokenSizes) -> AbsentTokens | None:
     if cfg.TEST.ABSENT == "skip" and cfg.MODEL.ABSENT_TOKEN:
         return AbsentTokens(sizes.dim, sizes.modalities)
     return None
-
-
-def _make_slimming(options: CfgNode) -> Slimming | None:
-    if not options.SLIM_LAYERS:
-        return None
-    return Slimming(
-        options.SLIM_KEEP,
-        score=options.SLIM_SCORE,
-        cross_modal=options.SLIM_CROSS,
-        use_gumbel=options.SLIM_USE_GUMBEL,
-        gumbel_tau=options.SLIM_GUMBEL_TAU,
-        warmup_epochs=options.SLIM_WARMUP_EPOCHS,
-    )
 
 
 def _make_original(cfg: CfgNode, sizes: TokenSizes) -> dict[str, Branch]:

@@ -81,14 +81,9 @@ class MultiModalReID(nn.Module):
 
     @property
     def selects(self) -> bool:
-        """Whether the output has a `Selection`: a branch selects patches, or slimming drops some."""
+        """Whether the output has a `Selection`: a branch selects patches, or slimming merges some."""
         branches = cast("Iterable[Branch]", self.branches.values())
         return self.backbone.slimming is not None or any(branch.selects for branch in branches)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch of training comes, from 1; slimming may depend on it."""
-        if self.backbone.slimming is not None:
-            self.backbone.slimming.set_epoch(epoch)
 
     def forward(self, batch: ModalBatch, gather: Gather = _as_it_is) -> ModelOutput:
         """Encode B triples; the same path in training and evaluation.
@@ -106,12 +101,7 @@ class MultiModalReID(nn.Module):
 
     def _encode_all(self, batch: ModalBatch) -> ModalTokens:
         """The tokens of the images, before anything stands in for those that are absent."""
-        encoded = self.encode_images(batch, skip=self.skips)
-        tokens = self._as_tokens(encoded, batch.images, self.by_modality)
-        if encoded.slimmed is None:
-            return tokens
-        indices, scores = map(self.by_modality, (encoded.slimmed.indices, encoded.slimmed.scores))
-        return replace(tokens, slimmed=PerModality(*map(SlimmedPatches, indices, scores)))
+        return self._as_tokens(self.encode_images(batch, skip=self.skips), batch.images, self.by_modality)
 
     def encode_images(self, batch: ModalBatch, *, skip: bool) -> EncodedImages:
         """What the backbone makes of M * B images, one modality after the other, in one call.
@@ -123,7 +113,7 @@ class MultiModalReID(nn.Module):
         size = batch.person_ids.shape[0]  # unlike len, for any batch in an export
         counts = tuple(size if m in self.modalities else 0 for m in Modality)
         rows = ImageRows(torch.cat(images), ids, counts, torch.stack(present))
-        return encode_present(self.backbone, rows) if skip else self.backbone(*rows)
+        return encode_present(self.backbone, rows) if skip else self.backbone(*rows[:3])
 
     def by_modality(self, tensor: Tensor) -> PerModality[Tensor]:
         """(M * B, …) -> (B, …) of each modality; zeros for one that the model does not have."""
@@ -166,11 +156,16 @@ class MultiModalReID(nn.Module):
     ) -> ModalTokens:
         """What the backbone gave, by modality."""
         globals_ = split(encoded.globals_)
+        slimmed = None
+        if encoded.slimmed is not None:
+            indices, scores = split(encoded.slimmed.indices), split(encoded.slimmed.scores)
+            slimmed = PerModality(*map(SlimmedPatches, indices, scores))
         return ModalTokens(
             globals_,
             split(encoded.patches),
             globals_,
             self.backbone.grid,
+            slimmed=slimmed,
             attended=None if encoded.attended is None else split(encoded.attended),
             rollout=None if encoded.rollout is None else split(encoded.rollout),
             images=images if "images" in self.needs else None,
@@ -181,15 +176,12 @@ class MultiModalReID(nn.Module):
     ) -> dict[str, ModelOutput]:
         """What `forward` gives without some of the modalities, under several such conditions.
 
-        Without slimming the backbone sees each modality by itself, so that the images are encoded once for
-        all conditions. With slimming the modalities guide each other: one pass for each condition.
+        The backbone sees each modality by itself, so that the images are encoded once for all conditions.
 
         Args:
             batch: complete, as far as the data set is.
             conditions: by any name, the modalities that are missing.
         """
-        if self.backbone.slimming is not None:
-            return {name: self(batch.without(missing)) for name, missing in conditions.items()}
         tokens = self._encode_all(batch)
         absent = tokens
         if any(conditions.values()) and not self.skips:

@@ -106,7 +106,7 @@ def selection_maps(
 ) -> Maps:
     """The image, the kept patches, the scores, and by colour the aggregated token that a patch feeds most.
 
-    Slimming aggregates nothing, so that its maps end with the scores.
+    The maps of slimming end with the scores: how far a patch has a token of its own.
 
     Args:
         images: not normalised, each (T, 3, H, W) in [0, 1].

@@ -63,8 +63,18 @@ def _slim(parser: Parser) -> None:
     parser.add_argument(
         "--weights", nargs="+", required=True, help="checkpoints, for example of several seeds"
     )
-    parser.add_argument("--layers", nargs="+", default=["[3,6,9]"], help="lists such as [3,6,9] [6]")
-    parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.7, 0.9], help="keep ratios")
+    parser.add_argument("--layers", nargs="+", default=["[0]"], help="lists such as [0] [3,6,9]")
+    parser.add_argument("--keep", nargs="+", type=float, default=[0.37, 0.56, 0.75], help="keep ratios")
+    parser.add_argument(
+        "--controls",
+        nargs="+",
+        choices=("random", "fixed"),
+        default=[],
+        help="also drop patches at random, or the same patches of every image",
+    )
+    parser.add_argument(
+        "--beside", nargs="+", type=Path, default=[], metavar="FILE.json", help="draw earlier sweeps too"
+    )
     parser.add_argument(
         "--output", type=output_path, default=Path("slimming"), help="OUTPUT.png and OUTPUT.json"
     )

@@ -1,19 +1,23 @@
 """`python -m studies slim`: score slimmed models at several layers and keep ratios.
 
 Slimming has no weights, so that a trained model can be slimmed as it is. For every choice of layers and every
-keep ratio, the command evaluates each of the given checkpoints, and draws mAP against multiply-adds.
+keep ratio, the command evaluates each of the given checkpoints, and draws mAP against multiply-adds. Controls
+drop patches in place of merging them.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import stats
 from tqdm import tqdm
 
 from config import load_config
@@ -24,6 +28,7 @@ from errors import UserError
 from evaluation.build import make_evaluate
 from modeling.cost import count_multiply_adds
 from reporting.extra import import_extra
+from studies.controls.dropping import Dropping
 from studies.pages import markdown_table, save_figure, show_mean
 from trained import load_trained
 
@@ -32,17 +37,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MERGE = "merge"
+CONTROLS = {"random": True, "fixed": False}
+"""The controls, and whether what they drop is drawn at random."""
+NAMES = {"random": "drop at random", "fixed": "drop the same patches in every image"}
+"""What the figure calls methods."""
+
 
 @dataclass
 class SweepPoint:
     """One way of slimming, with the scores of each checkpoint in percent."""
 
+    method: str  # `merge`, one of `CONTROLS`, or what another file calls it
     layers: tuple[int, ...]  # MODEL.SLIM_LAYERS; empty for the whole model
     keep: float  # MODEL.SLIM_KEEP
     gflops: float = 0.0  # multiply-adds of the whole model for one triple
     mean_ap: list[float] = field(default_factory=list)  # of the last return pattern
     rank_1: list[float] = field(default_factory=list)
-    precision: list[float] = field(default_factory=list)  # share on the person of what is left, if known
+    precision: list[float] = field(default_factory=list)  # share of the tokens on the person, if known
 
     @property
     def overrides(self) -> list[str]:
@@ -55,7 +67,9 @@ def main(args: argparse.Namespace) -> None:
     import_extra("matplotlib")
     # A mistake in the last combination must not cost the others.
     ways = [(parse_layers(layers), keep) for layers in args.layers for keep in args.keep]
-    points = [SweepPoint((), 1.0), *(SweepPoint(*way) for way in ways)]
+    methods = [MERGE, *args.controls]
+    points = [SweepPoint(MERGE, (), 1.0), *(SweepPoint(method, *way) for method in methods for way in ways)]
+    beside = [point for file in args.beside for point in read_points(file)]
     for point in points:
         load_config(args.config_file, [*args.overrides, *point.overrides])
     numbers, figure = (args.output.with_name(args.output.name + ending) for ending in (".json", ".png"))
@@ -74,7 +88,7 @@ def main(args: argparse.Namespace) -> None:
     logger.info("%d checkpoints, mean ± standard deviation\n\n%s", len(args.weights), table(points))
     make_folder(args.output.parent)
     save_json(numbers, {"weights": args.weights, "points": [asdict(point) for point in points]})
-    save_figure(draw(points), figure)
+    save_figure(draw([*points, *beside]), figure)
     logger.info("wrote %s and %s", numbers, figure)
 
 
@@ -82,7 +96,10 @@ def measure(point: SweepPoint, args: argparse.Namespace, data: EvaluationData) -
     """Evaluate every checkpoint with one way of slimming."""
     for weights in args.weights:
         trained = load_trained(weights, [*args.overrides, *point.overrides], config_file=args.config_file)
-        point.gflops = sum(count_multiply_adds(trained.model).values()) / 1e9
+        if point.method in CONTROLS:
+            trained.model.backbone.slimming = Dropping(point.keep, at_random=CONTROLS[point.method])
+        if not point.gflops:
+            point.gflops = sum(count_multiply_adds(trained.model).values()) / 1e9
         device = make_device(trained.cfg)
         (result,) = make_evaluate(trained.cfg, data.test, device)(trained.model.to(device)).values()
         point.mean_ap.append(100 * result.main.mean_ap)
@@ -95,33 +112,69 @@ def table(points: Sequence[SweepPoint]) -> str:
     """One row per way of slimming, in Markdown; means and standard deviations over the checkpoints."""
     rows = [
         [
-            f"{list(point.layers)}, {point.keep:g}" if point.layers else "none",
+            f"{point.method}, {list(point.layers)}, {point.keep:g}" if point.layers else "none",
             f"{point.gflops:.4f}",
             f"{point.gflops / points[0].gflops:.2f}",
             *(show_mean(values) for values in (point.mean_ap, point.rank_1, point.precision)),
+            show_change(points[0].mean_ap, point.mean_ap) if point.layers else "–",
         ]
         for point in points
     ]
-    return markdown_table(["layers, keep", "GFLOPs", "share", "mAP", "R-1", "on person"], rows)
+    header = ["method, layers, keep", "GFLOPs", "share", "mAP", "R-1", "on person", "mAP against none"]
+    return markdown_table(header, rows)
+
+
+def show_change(before: Sequence[float], after: Sequence[float]) -> str:
+    """The mean change of the checkpoints, with its 95 % interval by Student's t if there are several."""
+    changes = np.subtract(after, before)
+    if len(changes) == 1:
+        return f"{changes[0]:+.2f}"
+    half = stats.t.ppf(0.975, len(changes) - 1) * changes.std(ddof=1) / len(changes) ** 0.5
+    return f"{changes.mean():+.2f} ± {half:.2f}"
+
+
+def read_points(file: Path) -> list[SweepPoint]:
+    """The points of an earlier sweep that slim, as `main` has written them."""
+    try:
+        points = [SweepPoint(**{**point, "layers": tuple(point["layers"])}) for point in _read_json(file)]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--beside {file} is no file that `studies slim` has written") from None
+    return [point for point in points if point.layers]
+
+
+def _read_json(file: Path) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = json.loads(file.read_text())["points"]
+    return points
 
 
 def draw(points: Sequence[SweepPoint]) -> Figure:
-    """MAP against multiply-adds: one line per choice of layers, the whole model as a star."""
+    """MAP against multiply-adds: one line per method and choice of layers, the whole model as a star."""
     figure: Figure = import_extra("matplotlib.figure").Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
-    for number, layers in enumerate(dict.fromkeys(point.layers for point in points)):
-        line = sorted((point for point in points if point.layers == layers), key=lambda point: point.gflops)
+    lines: dict[str, list[SweepPoint]] = {}
+    for point in sorted(points, key=lambda point: point.gflops):
+        lines.setdefault(_label(point), []).append(point)
+    for number, (label, line) in enumerate(lines.items()):
         means = [float(np.mean(point.mean_ap)) for point in line]
         spreads = [float(np.std(point.mean_ap, ddof=min(1, len(point.mean_ap) - 1))) for point in line]
-        style, label = (f"C{number}o-", f"after {', '.join(map(str, layers))}") if layers else ("k*", "none")
+        style = f"C{number}o-" if line[0].layers else "k*"
         costs = [point.gflops for point in line]
         axes.errorbar(costs, means, yerr=spreads, fmt=style, linewidth=1, label=label, capsize=2)
         for point, mean in zip(line, means, strict=True):
             axes.annotate(f"{point.keep:g}", (point.gflops, mean), fontsize=6)
     axes.set(xlabel="GFLOPs (multiply-adds for one triple)", ylabel="mAP")
     axes.grid(alpha=0.3)
-    axes.legend(title="slimmed", frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _label(point: SweepPoint) -> str:
+    """What the legend of the figure calls a line."""
+    if not point.layers:
+        return "whole model"
+    words = {0: "before the first block"}
+    where = words.get(point.layers[0]) if len(point.layers) == 1 else None
+    return f"{NAMES.get(point.method, point.method)}, {where or f'after {point.layers}'}"
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

@@ -406,8 +406,8 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "blocks in the wrong order": (
         _config("MODEL.SLIM_LAYERS", "[3, 2]"),
-        "MODEL.SLIM_LAYERS must be ascending numbers of blocks, counted from 1, such as [3, 6, 9], "
-        "not [3, 2]",
+        "MODEL.SLIM_LAYERS must be ascending numbers of blocks, counted from 1, such as [3, 6, 9]; "
+        "0 is before the first, not [3, 2]",
     ),
     "an image smaller than a patch": (
         _config("INPUT.SIZE_TRAIN", "[4, 4]", "INPUT.SIZE_TEST", "[4, 4]"),

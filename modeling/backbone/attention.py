@@ -32,7 +32,13 @@ READABLE = (Attention, EvaAttention, AttentionRope)
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, scale: float, *, num_queries: int | None = None, per_head: bool = False
+    query: Tensor,
+    key: Tensor,
+    scale: float,
+    *,
+    bias: Tensor | None = None,
+    num_queries: int | None = None,
+    per_head: bool = False,
 ) -> Tensor:
     """The attention of a block, mean over the heads or of each of them.
 
@@ -40,6 +46,7 @@ def attention_weights(
         query: as they are compared, (B, heads, T, D).
         key: likewise.
         scale: factor on their products.
+        bias: added to them, (B, 1, 1, T); None for nothing.
         num_queries: R, how many of the first tokens to compute it for; None for all T.
         per_head: do not average.
 
@@ -47,7 +54,8 @@ def attention_weights(
         (B, R, T), or (B, heads, R, T) per head, in float32; row i holds the shares of the tokens in token i
         and sums to 1.
     """
-    weights = (scale * query[:, :, :num_queries] @ key.transpose(-2, -1)).float().softmax(dim=-1)
+    products = (scale * query[:, :, :num_queries] @ key.transpose(-2, -1)).float()
+    weights = (products if bias is None else products + bias).softmax(dim=-1)
     return weights if per_head else weights.mean(dim=1)
 
 
@@ -58,7 +66,7 @@ def attention_layers(vit: nn.Module) -> list[Any]:
     if len(plain) < len(layers):
         raise UserError(
             "the attention of this MODEL.TRANSFORMER_TYPE cannot be read: its blocks are not those of the "
-            "plain ViT; choose another, or do without attention maps and MODEL.SLIM_LAYERS"
+            "plain ViT; choose another, or do without attention maps"
         )
     return plain
 
@@ -66,7 +74,7 @@ def attention_layers(vit: nn.Module) -> list[Any]:
 class AttentionReader:
     """Reads the attention of one block, without computing queries and keys a second time.
 
-    Hooks keep those of the last pass through the block, and their rotations, until `read` or `clear`.
+    Hooks keep those of the last pass through the block, their rotations and the bias until `read` or `clear`.
     """
 
     def __init__(self, attention: Any) -> None:
@@ -74,10 +82,11 @@ class AttentionReader:
         self._query: Tensor | None = None
         self._key: Tensor | None = None
         self._rotations: Tensor | None = None
+        self._bias: Tensor | None = None
         self._hooks = [
             attention.q_norm.register_forward_hook(self._keep_query),
             attention.k_norm.register_forward_hook(self._keep_key),
-            attention.register_forward_pre_hook(self._keep_rotations, with_kwargs=True),
+            attention.register_forward_pre_hook(self._keep_positions, with_kwargs=True),
         ]
 
     def _keep_query(self, _module: nn.Module, _inputs: tuple[Tensor], query: Tensor) -> None:
@@ -86,8 +95,8 @@ class AttentionReader:
     def _keep_key(self, _module: nn.Module, _inputs: tuple[Tensor], key: Tensor) -> None:
         self._key = key
 
-    def _keep_rotations(self, _module: nn.Module, _inputs: tuple[Tensor], named: dict[str, Any]) -> None:
-        self._rotations = named.get("rope")
+    def _keep_positions(self, _module: nn.Module, _inputs: tuple[Tensor], named: dict[str, Any]) -> None:
+        self._rotations, self._bias = named.get("rope"), named.get("attn_mask")
 
     def _rotated(self, tokens: Tensor) -> Tensor:
         """(B, heads, P + n, D) with the n patches rotated, as timm's attention does it."""
@@ -101,16 +110,16 @@ class AttentionReader:
         """What `attention_weights` gives for the last pass; only once."""
         assert self._query is not None, "the block has not run"
         assert self._key is not None
-        query, key = self._rotated(self._query), self._rotated(self._key)
+        query, key, bias = self._rotated(self._query), self._rotated(self._key), self._bias
         self.clear()
         if query.shape[1] > key.shape[1]:  # several heads share their keys
             key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         scale = self._attention.scale
-        return attention_weights(query, key, scale, num_queries=num_queries, per_head=per_head)
+        return attention_weights(query, key, scale, bias=bias, num_queries=num_queries, per_head=per_head)
 
     def clear(self) -> None:
         """Forget the last pass."""
-        self._query = self._key = self._rotations = None
+        self._query = self._key = self._rotations = self._bias = None
 
     def remove(self) -> None:
         """Take the hooks off the block."""

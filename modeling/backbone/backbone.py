@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from errors import UserError
 from modeling.backbone.attention import AttentionReader, RolloutReader, attention_layers
-from modeling.backbone.slimming import Slimming, SlimTokens
+from modeling.backbone.slimming import Slimming, SlimTokens, lattice_order
 from modeling.backbone.trunk import CLIP_VIT_B16, CLIP_WIDTH, create_vit, keep_rotations, make_trunk
 from modeling.backbone.tuning import Tuning, tune_trunk
 from structures import SlimmedPatches
@@ -23,8 +24,8 @@ class EncodedImages(NamedTuple):
     """What the backbone makes of B images."""
 
     globals_: Tensor  # class tokens, (B, C)
-    patches: Tensor  # patch tokens that are left, (B, n, C); all N without slimming
-    slimmed: SlimmedPatches | None  # which patches are left; None without slimming
+    patches: Tensor  # patch tokens, (B, N, C); with slimming, those of patches that were merged are equal
+    slimmed: SlimmedPatches | None  # how patches were merged; None without slimming
     attended: Tensor | None  # how much the class token attends to each patch, (B, N); None if not read
     # How much of each patch the attention of all blocks brings to the class token, (B, heads, N); likewise.
     rollout: Tensor | None
@@ -43,8 +44,8 @@ class Backbone(nn.Module):
         num_embeddings: rows of the camera embedding; 0 for none.
         embedding_factor: factor on the camera embedding.
         unseen_camera: embedding, in evaluation, of a row beyond the table: `mean` of the table, or `zero`.
-        slimming: drops patches; the images must then be those of M modalities, one modality after the other.
-        slim_layers: the blocks after which it does, counted from 1.
+        slimming: merges patches.
+        slim_layers: the blocks after which it does, counted from 1; 0 is before the first.
         recompute: in training, compute each block again in the backward pass in place of keeping what it
             needs: less memory, more time, the same gradients.
     """
@@ -93,26 +94,34 @@ class Backbone(nn.Module):
             self.camera_embed = nn.Parameter(torch.zeros(num_embeddings, 1, width))
             nn.init.trunc_normal_(self.camera_embed, std=0.02)
         self.tuning: Tuning | None = None  # what learns beside a frozen trunk; see `tune`
-        # Blocks whose class attention is read: where slimming happens.
+        # Where slimming happens, and the order in which it takes patches.
         self.slimming = slimming
         depth = len(self.trunk.blocks)
         layers = list(slim_layers) if slimming is not None else []
-        if any(not 1 <= layer <= depth for layer in layers):
+        if any(not 0 <= layer <= depth for layer in layers):
             raise UserError(
                 f"MODEL.SLIM_LAYERS {layers} names blocks that do not exist; this backbone has blocks 1 to "
                 f"{depth}"
             )
-        attentions = attention_layers(self.vit) if layers else []
-        self._readers = {layer: AttentionReader(attentions[layer - 1]) for layer in layers}
+        self._slim_layers = frozenset(layers)
+        self._lattice: Tensor
+        self.register_buffer("_lattice", lattice_order(self.grid), persistent=False)
+        # Blocks whose class attention is read.
+        self._readers: dict[int, AttentionReader] = {}
         self._rollout: RolloutReader | None = None
 
     def read_attention(self, needs: Collection[str]) -> None:
-        """Give, from now on, the `attended` or the `rollout` of `EncodedImages` too; without slimming."""
+        """Give, from now on, the `attended` or the `rollout` of `EncodedImages` too."""
         if "attended" in needs:
             # In the middle: before, the class token knows too little; after, it has already looked.
             layer = math.ceil(0.75 * len(self.trunk.blocks))
             self._readers[layer] = AttentionReader(attention_layers(self.vit)[layer - 1])
         if "rollout" in needs:
+            if self.slimming is not None:
+                raise UserError(
+                    "a branch follows the attention of every patch through all blocks; set MODEL.SLIM_LAYERS "
+                    "to [], or turn that branch off"
+                )
             self._rollout = RolloutReader(attention_layers(self.vit))
 
     def tune(self, kind: str, **options: Any) -> None:
@@ -146,13 +155,7 @@ class Backbone(nn.Module):
             return torch.cat([tokens[:, :1] + camera, tokens[:, 1:]], dim=1)
         return tokens + camera
 
-    def forward(
-        self,
-        images: Tensor,
-        embedding_ids: Tensor,
-        counts: Sequence[int] = (),
-        present: Tensor | None = None,
-    ) -> EncodedImages:
+    def forward(self, images: Tensor, embedding_ids: Tensor, counts: Sequence[int] = ()) -> EncodedImages:
         """Encode images, one modality after the other.
 
         Args:
@@ -160,35 +163,28 @@ class Backbone(nn.Module):
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
             counts: how many of the images are of each modality; read if `by_modality`.
-            present: for slimming, which of the images of M modalities are there, (M, B / M).
         """
         if self.tuning is not None:
             self.tuning.set_counts(counts)
         # Patches to tokens, with position and camera.
         trunk = self.trunk
         tokens, rotations = trunk.embed(images)  # (B, prefix + N, width)
-        num_patches = tokens.shape[1] - trunk.num_prefix
         tokens = trunk.norm_before(self._add_camera(tokens, embedding_ids))
         # The blocks, with or without slimming.
-        slimmed, attended = None, None
-        if self.slimming is None:
-            tokens, attended = self._run_all(tokens, rotations)
-        else:
-            assert present is not None, "slimming compares modalities"
-            tokens, slimmed = self._run_slimmed(tokens, rotations, present)
-            num_patches = slimmed.indices.shape[1]
-        # The output: without the register and extra tokens.
-        tokens = trunk.finish(tokens)  # (B, prefix + n + extra, C)
-        patches = tokens[:, trunk.num_prefix :][:, :num_patches]
+        tokens, attended, slim = self._run_blocks(tokens, rotations)
+        # The output: without the register tokens, and for each patch what it was merged into.
+        tokens = trunk.finish(tokens)  # (B, prefix + n, C)
+        patches = tokens[:, trunk.num_prefix :]
+        patches, slimmed = (patches, None) if slim is None else (slim.spread(patches), slim.describe())
         rollout = None if self._rollout is None else self._rollout.read()[:, :, trunk.num_prefix :]
         return EncodedImages(tokens[:, 0], patches, slimmed, attended, rollout)
 
     def _run_block(
-        self, layer: int, tokens: Tensor, rotations: Tensor | None
+        self, layer: int, tokens: Tensor, rotations: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """A block, counted from 1: the tokens after it and, where it is read, the class token's attention.
 
-        The attention is that to the patches, then to the extra token of slimming, (B, n + extra).
+        The attention is that to the patches, or to what they were merged into, (B, n).
         """
         if self.recompute and self.training and torch.is_grad_enabled():
             # What is random in the block is drawn alike both times.
@@ -197,16 +193,17 @@ class Backbone(nn.Module):
                 layer,
                 tokens,
                 rotations,
+                bias,
                 use_reentrant=False,
                 context_fn=lambda: (nullcontext(), self._reading_nothing()),
             )
             return result
-        return self._compute_block(layer, tokens, rotations)
+        return self._compute_block(layer, tokens, rotations, bias)
 
     def _compute_block(
-        self, layer: int, tokens: Tensor, rotations: Tensor | None
+        self, layer: int, tokens: Tensor, rotations: Tensor | None, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        tokens = self.trunk.run_block(layer - 1, tokens, rotations)
+        tokens = self.trunk.run_block(layer - 1, tokens, rotations, bias)
         if layer not in self._readers:
             return tokens, None
         return tokens, self._readers[layer].read(num_queries=1)[:, 0, self.trunk.num_prefix :]
@@ -222,33 +219,31 @@ class Backbone(nn.Module):
             if self._rollout is not None:
                 self._rollout.clear()
 
-    def _run_all(self, tokens: Tensor, rotations: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The blocks without slimming; also the class token's attention, (B, N), where it is read."""
-        attended = None
-        for layer in range(1, len(self.trunk.blocks) + 1):
-            tokens, attention = self._run_block(layer, tokens, rotations)
-            attended = attended if attention is None else attention
-        return tokens, attended
-
-    def _run_slimmed(
-        self, tokens: Tensor, rotations: Tensor | None, present: Tensor
-    ) -> tuple[Tensor, SlimmedPatches]:
-        """The blocks, with slimming after some of them.
+    def _run_blocks(
+        self, tokens: Tensor, rotations: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, SlimTokens | None]:
+        """All blocks, with slimming before the first and after others, as `slim_layers` says.
 
         Args:
             tokens: (B, prefix + N, width).
-            rotations: those of all patches, or None.
-            present: whether an image is there, (M, B / M); False where it is missing.
+            rotations: of the patches, or None.
 
         Returns:
-            The prefix tokens, the patches that are left and the extra token, and which patches are left.
+            The prefix tokens and the patches, (B, prefix + N, width), or with slimming what they were merged
+            into, (B, prefix + n, width); the class token's attention to each patch, (B, N), where it is read;
+            and how patches were merged.
         """
-        assert self.slimming is not None
-        state, left = SlimTokens.whole(tokens, self.trunk.num_prefix), rotations
-        for layer in range(1, len(self.trunk.blocks) + 1):
-            tokens, attention = self._run_block(layer, tokens, left)
-            if attention is not None:
-                state = self.slimming(state.updated(tokens), attention, present)
-                tokens = state.joined()
-                left = keep_rotations(rotations, state.indices, state.extra.shape[1])
-        return tokens, SlimmedPatches(state.indices, state.scores)
+        slim: SlimTokens | None = None
+        attended, bias, turned = None, None, rotations
+        for layer in range(len(self.trunk.blocks) + 1):
+            if layer:
+                tokens, attention = self._run_block(layer, tokens, turned, bias)
+                if attention is not None:
+                    attended = attention if slim is None else slim.spread(attention / slim.sizes)
+            if layer in self._slim_layers and self.slimming is not None:
+                whole = partial(SlimTokens.whole, num_prefix=self.trunk.num_prefix, lattice=self._lattice)
+                state = whole(tokens) if slim is None else slim.updated(tokens)
+                slim = self.slimming(state, columns=None if rotations is None else self.grid[1])
+                tokens, bias = slim.joined(), slim.bias()
+                turned = keep_rotations(rotations, slim.leads)
+        return tokens, attended, slim

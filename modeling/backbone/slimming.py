@@ -1,176 +1,201 @@
-"""Slimming: drop patches inside the backbone, so that the following blocks compute less.
+"""Slimming: merge similar patches of an image, so that the following blocks compute less.
 
-After a block, the patches of each modality are scored with the help of the other modalities; the best share
-is kept, and the others are fused into one extra token. The three images are aligned: a patch index means the
-same part of the scene in all of them, while clutter and sensor faults differ. See docs/method.md.
+A token then stands for several patches. It is their mean, and attention counts it as many times as it has
+patches, so that merging equal patches changes nothing. After the last block every patch gets the features of
+its token, and the branches see all patches. See docs/method.md.
 
-Shapes: M modalities, B samples, C channels, N patches of an image, n patches that are left, K that are kept,
-E extra tokens (0 or 1), P prefix tokens. The samples of the M modalities stand one after the other,
-(M * B, ...), as the backbone sees them.
+Bipartite matching and attention by size follow ToMe (Bolya et al., ICLR 2023, arXiv 2210.09461). Merging
+before the first block, by the distance of the tokens, and into a lattice of patches is what keeps mAP here.
+
+Shapes: B images, C channels, N patches of an image, n tokens that stand for them, P prefix tokens.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modeling.seps.sdtps import choose, min_max_normalise
+from structures import SlimmedPatches
 
-SCORES = ("attention", "cosine")
-"""What a class token says of a patch: how much it attends to it, or how similar it is to it."""
+TARGETS = 0.6
+"""Of the tokens that are left, the share that others may join; the rest stays alone."""
+PLASTIC = 1.32471795724474602596
+"""The real root of x³ = x + 1. Multiples of 1 / PLASTIC and 1 / PLASTIC² fill the unit square evenly."""
+STEP = 0.03
+"""A step of one patch counts as this share of the variance of the tokens, where they carry no position."""
+
+
+def lattice_order(grid: tuple[int, int]) -> Tensor:
+    """The patch indices of a grid in an order in which the first ones, however many, spread over the image.
+
+    Returns:
+        (N,), each of 0 … N - 1 once.
+    """
+    rows, columns = torch.meshgrid(*(torch.arange(size) for size in grid), indexing="ij")
+    places = (rows.double() / PLASTIC + columns.double() / PLASTIC**2) % 1
+    return places.flatten().argsort(stable=True)
 
 
 class SlimTokens(NamedTuple):
-    """The tokens between two blocks."""
+    """The tokens between two blocks; those of patches are in the order of the lattice."""
 
-    prefix: Tensor  # the class token, then register tokens if the backbone has any, (M * B, P, C)
-    patches: Tensor  # the patches that are left, (M * B, n, C)
-    extra: Tensor  # one token that stands for the patches dropped so far, if there are any, (M * B, E, C)
-    indices: Tensor  # of the patches that are left in the image, ascending, (M * B, n), in [0, N)
-    scores: Tensor  # the last score of every patch of the image, (M * B, N); 0 before the first
+    prefix: Tensor  # the class token, then register tokens if the backbone has any, (B, P, C)
+    merged: Tensor  # the means of the patches that each token stands for, (B, n, C)
+    sizes: Tensor  # of how many patches, (B, n), in float32
+    leads: Tensor  # for each token one of its patches, which it has been from the start, (B, n), in [0, N)
+    owners: Tensor  # for each patch of the image its token, (B, N), in [0, n)
 
     @staticmethod
-    def whole(tokens: Tensor, num_prefix: int) -> SlimTokens:
-        """All patches of the images; `tokens` are (M * B, P + N, C)."""
-        prefix, patches = tokens[:, :num_prefix], tokens[:, num_prefix:]
-        count, num_patches = patches.shape[:2]
-        indices = torch.arange(num_patches, device=tokens.device).expand(count, -1)
-        scores = torch.zeros(count, num_patches, device=tokens.device)
-        return SlimTokens(prefix, patches, patches[:, :0], indices, scores)
+    def whole(tokens: Tensor, num_prefix: int, lattice: Tensor) -> SlimTokens:
+        """A token for each patch; `tokens` are (B, P + N, C), `lattice` is from `lattice_order`."""
+        count = tokens.shape[0]
+        merged = tokens[:, num_prefix:][:, lattice]
+        leads, owners = (order.expand(count, -1) for order in (lattice, lattice.argsort()))
+        sizes = torch.ones_like(merged[..., 0], dtype=torch.float32)
+        return SlimTokens(tokens[:, :num_prefix], merged, sizes, leads, owners)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing has been merged."""
+        return self.merged.shape[1] == self.owners.shape[1]
 
     def joined(self) -> Tensor:
-        """One sequence, (M * B, P + n + E, C)."""
-        return torch.cat([self.prefix, self.patches, self.extra], dim=1)
+        """One sequence for a block, (B, P + n, C)."""
+        return torch.cat([self.prefix, self.merged], dim=1)
 
     def updated(self, tokens: Tensor) -> SlimTokens:
         """The same tokens after a block; `tokens` as from `joined`."""
-        sizes = [part.shape[1] for part in (self.prefix, self.patches, self.extra)]
-        prefix, patches, extra = tokens.split(sizes, dim=1)
-        return self._replace(prefix=prefix, patches=patches, extra=extra)
+        prefix, merged = tokens.tensor_split([self.prefix.shape[1]], dim=1)
+        return self._replace(prefix=prefix, merged=merged)
+
+    def bias(self) -> Tensor | None:
+        """What makes attention count a token as often as it has patches, (B, 1, 1, P + n); None if whole.
+
+        A softmax over s equal products is that over one of them plus log s. A prefix token counts once.
+        """
+        if self.is_whole:
+            return None
+        once = torch.zeros_like(self.prefix[..., 0], dtype=self.sizes.dtype)
+        return torch.cat([once, self.sizes.log()], dim=1)[:, None, None].to(self.prefix.dtype)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """What belongs to tokens, (B, n) or (B, n, …), for the patches, (B, N) or (B, N, …)."""
+        return take(values, self.owners)
+
+    def describe(self) -> SlimmedPatches:
+        """Which patches have a token, for reports."""
+        return SlimmedPatches(self.leads.sort(dim=1).values, self.spread(1 / self.sizes))
 
 
 class Slimming(nn.Module):
-    """Keeps the best share of the patches that are left; has no parameters.
+    """Merges tokens until a share of them is left; has no parameters.
 
-    score = (2 * own + sum over other modalities) / (2 + number of other modalities)
-
-    `own` is what the modality's class token says of the patch. With `attention`, another modality adds what
-    *its* class token says of *its* patch at the same index, 0 if that has been dropped. With `cosine`, it
-    adds the similarity of the patch with its class token, as in SDTPS. All are stretched to [0, 1]. A
-    modality whose image is missing adds nothing.
+    The first tokens of the lattice are targets. Each other token finds the nearest target; those at the
+    smallest distance join theirs. Patches far apart in the image should not be merged: with a position
+    embedding they differ already; in a trunk that rotates queries and keys in its place, the distance in the
+    image is added. The decision has no gradient, the means have.
 
     Args:
-        keep_ratio: share of the patches to keep, in (0, 1].
-        score: one of `SCORES`.
-        cross_modal: whether other modalities add anything.
-        use_gumbel: let the decision carry a gradient to the scores in training; see sdtps.py.
-        gumbel_tau: temperature of the Gumbel softmax.
-        warmup_epochs: in training, the share falls from 1 in the first epoch to `keep_ratio` in the epoch
-            after these; see `set_epoch`.
+        keep_ratio: share of the tokens to be left, in (0, 1], rounded up.
     """
 
-    def __init__(
-        self,
-        keep_ratio: float,
-        *,
-        score: str = "attention",
-        cross_modal: bool = True,
-        use_gumbel: bool = False,
-        gumbel_tau: float = 1.0,
-        warmup_epochs: int = 0,
-    ) -> None:
+    def __init__(self, keep_ratio: float) -> None:
         super().__init__()
-        if score not in SCORES:
-            raise ValueError(f"unknown slimming score {score!r}; choose from {list(SCORES)}")
-        self.keep_ratio = self.train_ratio = keep_ratio
-        self.score_kind = score
-        self.cross_modal = cross_modal
-        self.use_gumbel = use_gumbel
-        self.gumbel_tau = gumbel_tau
-        self.warmup_epochs = warmup_epochs
+        self.keep_ratio = keep_ratio
 
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch of training comes, from 1."""
-        done = min(1.0, (epoch - 1) / self.warmup_epochs) if self.warmup_epochs else 1.0
-        self.train_ratio = 1 - done * (1 - self.keep_ratio)
+    def num_left(self, state: SlimTokens) -> int:
+        """K, how many tokens of these are to be left."""
+        return math.ceil(self.keep_ratio * state.merged.shape[1] - 1e-9)  # 0.7 * 10 is 7
 
-    def forward(self, state: SlimTokens, attention: Tensor, present: Tensor) -> SlimTokens:
-        """Drop patches after a block.
+    def forward(self, state: SlimTokens, columns: int | None = None) -> SlimTokens:
+        """K tokens in place of n; the state as it is if K = n.
 
         Args:
-            state: the tokens after the block.
-            attention: of the class token in the block, to the patches, then to the extra token,
-                (M * B, n + E).
-            present: whether an image is there, (M, B); False where it is missing.
-
-        Returns:
-            K patches and one extra token; the state as it is if all patches are kept.
+            state: the tokens.
+            columns: of the grid of patches, where the tokens do not carry their position.
         """
-        # Score the patches.
-        decide = self.use_gumbel and self.training
-        # Half precision is too coarse to tell similar patches apart; an exported file has none.
-        device = attention.device.type
-        half = torch.is_autocast_enabled(device)
-        in_full = torch.autocast(device, enabled=False) if half else nullcontext()
-        with in_full, torch.set_grad_enabled(decide and torch.is_grad_enabled()):
-            scores, extra_score = self._score(state, attention.float(), present)
-        # Keep the best.
-        ratio = self.train_ratio if self.training else self.keep_ratio
-        kept, discarded, decision = choose(scores, ratio, self.gumbel_tau if decide else None)
-        if discarded.shape[1] == 0:
-            return state._replace(scores=state.scores.scatter(1, state.indices, scores.detach()))
-        patches = _take(state.patches, kept)
-        if decide:
-            patches = patches * decision.gather(1, kept).unsqueeze(-1).to(patches.dtype)
-        # Fuse the others and the earlier extra token into the new extra token.
-        shares = torch.cat([scores.gather(1, discarded), extra_score], dim=1).softmax(dim=-1)
-        dropped = torch.cat([_take(state.patches, discarded), state.extra], dim=1)  # (M * B, n - K + E, C)
+        count, num_left = state.merged.shape[1], self.num_left(state)
+        if num_left == count:
+            return state
+        # Decide: which tokens join a target, and which.
+        num_targets = math.ceil(TARGETS * num_left)
+        compared = state.merged.detach().float()
+        compared = compared if columns is None else add_places(compared, state.leads, columns)
+        joining, staying, targets = match(compared, num_targets, count - num_left)
+        # Sum up the patches of each target, and divide by their number.
+        sums, sizes = state.merged * state.sizes.unsqueeze(-1).to(state.merged.dtype), state.sizes
+        sums = _add(sums[:, :num_targets], targets, take(sums, joining))
+        grown = _add(sizes[:, :num_targets], targets, take(sizes, joining))
+        means = sums / grown.unsqueeze(-1).to(sums.dtype)
+        # The targets come first, then the tokens that stay alone, in the lattice's order.
+        alone = torch.arange(num_targets, num_left, device=staying.device).expand_as(staying)
+        first = torch.arange(num_targets, device=staying.device).expand(staying.shape[0], -1)
+        moved = torch.zeros_like(sizes, dtype=torch.long).scatter(1, first, first)  # by token its new index
+        moved = moved.scatter(1, joining, targets).scatter(1, staying, alone)
         return SlimTokens(
             prefix=state.prefix,
-            patches=patches,
-            extra=shares.unsqueeze(1).to(dropped.dtype) @ dropped,
-            indices=state.indices.gather(1, kept),
-            scores=state.scores.scatter(1, state.indices, scores.detach()),
+            merged=torch.cat([means, take(state.merged, staying)], dim=1),
+            sizes=torch.cat([grown, take(sizes, staying)], dim=1),
+            leads=torch.cat([state.leads[:, :num_targets], take(state.leads, staying)], dim=1),
+            owners=take(moved, state.owners),
         )
 
-    def _score(self, state: SlimTokens, attention: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """A score for each patch, (M * B, n), and for the extra token, (M * B, E)."""
-        count = state.patches.shape[1]
-        if self.score_kind == "cosine":
-            everything = torch.cat([state.patches, state.extra], dim=1).float()
-            said = F.cosine_similarity(everything, state.prefix[:, :1].float(), dim=-1)
-        else:
-            said = attention
-        own, extra = min_max_normalise(said).split([count, said.shape[1] - count], dim=1)
-        if not self.cross_modal:
-            return own, extra
-        there = present.to(own.dtype)  # (M, B)
-        by_cosine = self.score_kind == "cosine"
-        others = self._cosine_of_others(state, there) if by_cosine else self._same_index(own, state, there)
-        num_others = (there.sum(dim=0) - there).flatten().unsqueeze(1)  # (M * B, 1)
-        return (2 * own + others) / (2 + num_others), extra
 
-    def _same_index(self, own: Tensor, state: SlimTokens, there: Tensor) -> Tensor:
-        """The sum of what the other modalities say of their patch of the same index, (M * B, n)."""
-        said = torch.zeros_like(state.scores, dtype=own.dtype).scatter(1, state.indices, own)  # (M * B, N)
-        said = said.unflatten(0, (len(there), -1)) * there.unsqueeze(-1)  # (M, B, N)
-        others = said.sum(dim=0) - said
-        return others.flatten(0, 1).gather(1, state.indices)
+def add_places(tokens: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """Tokens with two more channels, so that their squared distance grows with that in the image.
 
-    def _cosine_of_others(self, state: SlimTokens, there: Tensor) -> Tensor:
-        """The sum of the similarities with the class tokens of the other modalities, (M * B, n)."""
-        patches = F.normalize(state.patches.float(), dim=-1).unflatten(0, (len(there), -1))
-        guides = F.normalize(state.prefix[:, 0].float(), dim=-1).unflatten(0, (len(there), -1))
-        said = min_max_normalise(torch.einsum("mbnc,obc->ombn", patches, guides))  # guide o, patches of m
-        said = said * there[:, None, :, None]
-        own = torch.stack([said[m, m] for m in range(len(there))])
-        return (said.sum(dim=0) - own).flatten(0, 1)
+    Args:
+        tokens: (B, n, C).
+        indices: of their patches, (B, n).
+        columns: of the grid.
+
+    Returns:
+        (B, n, C + 2).
+    """
+    places = torch.stack([indices // columns, indices % columns], dim=2).to(tokens.dtype)
+    variance = tokens.var(dim=1, correction=0).sum(dim=1)  # (B,)
+    return torch.cat([tokens, (STEP * variance).sqrt()[:, None, None] * places], dim=2)
 
 
-def _take(tokens: Tensor, indices: Tensor) -> Tensor:
-    """(B, n, C) at (B, K) -> (B, K, C)."""
-    return tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+@torch.no_grad()
+def match(tokens: Tensor, num_targets: int, num_joining: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Match tokens with the nearest of the first T tokens, by their Euclidean distance.
+
+    Args:
+        tokens: (B, n, C).
+        num_targets: T.
+        num_joining: J, at most n - T.
+
+    Returns:
+        The J tokens that are nearest to a target, (B, J); those that are neither among them nor targets,
+        ascending, (B, n - T - J); and for each of the J its target, in [0, T), (B, J).
+    """
+    # Half precision is too coarse to tell similar tokens apart; an exported file has none.
+    device = tokens.device.type
+    half = torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if half else nullcontext():
+        targets, others = tokens.tensor_split([num_targets], dim=1)
+        lengths = targets.square().sum(dim=2).unsqueeze(1)  # (B, 1, T)
+        products = others @ targets.transpose(1, 2)  # (B, n - T, T)
+        nearest, owner = (lengths - 2 * products).min(dim=2)
+        distances = nearest + others.square().sum(dim=2)  # squared, (B, n - T)
+    order = distances.argsort(dim=1, stable=True)
+    joining, staying = order.tensor_split([num_joining], dim=1)
+    return joining + num_targets, staying.sort(dim=1).values + num_targets, owner.gather(1, joining)
+
+
+def _add(totals: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """(B, T, …) plus values (B, J, …) in the rows (B, J)."""
+    index = rows if values.dim() == 2 else rows.unsqueeze(-1).expand_as(values)
+    return totals.scatter_add(1, index, values)
+
+
+def take(values: Tensor, indices: Tensor) -> Tensor:
+    """(B, n, …) at (B, K) -> (B, K, …)."""
+    if values.dim() == 2:
+        return values.gather(1, indices)
+    return values.gather(1, indices.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

@@ -9,8 +9,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import timm
-import torch
-import torch.nn.functional as F
 from timm.layers import PatchEmbed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -199,8 +197,8 @@ class Trunk:
     `embed`, then `norm_before`, then `run_block` for each of the blocks, then `finish`. It is no module: the
     ViT stays a part of the backbone itself, so that the names in checkpoints do not depend on the family.
 
-    Shapes: B images, N patches, n of them that slimming has left, P prefix tokens (the class token first,
-    then registers if there are any), E extra tokens of slimming (0 or 1).
+    Shapes: B images, N patches, n tokens that stand for them (N without slimming), P prefix tokens (the class
+    token first, then registers if there are any).
     """
 
     def __init__(self, vit: VisionTransformer | Eva) -> None:
@@ -260,9 +258,18 @@ class Trunk:
         """What happens between the camera embedding and the first block."""
         return self.vit.norm_pre(tokens)
 
-    def run_block(self, index: int, tokens: Tensor, rotations: Tensor | None) -> Tensor:
-        """One block, counted from 0, on (B, P + n + E, width), with the rotations of its n + E patches."""
-        return self.blocks[index](tokens)
+    def run_block(
+        self, index: int, tokens: Tensor, rotations: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
+        """One block, counted from 0.
+
+        Args:
+            index: of the block.
+            tokens: (B, P + n, width).
+            rotations: of the n tokens; None without.
+            bias: what attention adds to the products with each key, (B, 1, 1, P + n); None for nothing.
+        """
+        return self.blocks[index](tokens, attn_mask=bias)
 
     def finish(self, tokens: Tensor) -> Tensor:
         """The last norm and, for CLIP, the projection, after the blocks."""
@@ -286,33 +293,29 @@ class RotaryTrunk(Trunk):
         tokens, rotations = self.vit._pos_embed(self.vit.patch_embed(images))
         return tokens, rotations
 
-    def run_block(self, index: int, tokens: Tensor, rotations: Tensor | None) -> Tensor:
+    def run_block(
+        self, index: int, tokens: Tensor, rotations: Tensor | None, bias: Tensor | None = None
+    ) -> Tensor:
         """As for every trunk."""
         if rotations is not None and getattr(self.vit, "rope_mixed", False):
             rotations = rotations[index]
-        return self.blocks[index](tokens, rope=rotations)
+        return self.blocks[index](tokens, rope=rotations, attn_mask=bias)
 
 
-def keep_rotations(rotations: Tensor | None, indices: Tensor, num_extra: int) -> Tensor | None:
-    """The rotations of the patches that are left: each keeps that of its position in the image.
-
-    An extra token stands for patches from anywhere, so that it is not rotated, like the prefix tokens.
+def keep_rotations(rotations: Tensor | None, indices: Tensor) -> Tensor | None:
+    """The rotations of some of the patches.
 
     Args:
         rotations: of all patches, (N, D) or (blocks, heads, N, D); None without.
-        indices: of the patches that are left, (B, n).
-        num_extra: E, the tokens after them.
+        indices: of those patches, (B, n).
 
     Returns:
-        (B, 1, n + E, D) or (blocks, B, heads, n + E, D).
+        (B, 1, n, D) or (blocks, B, heads, n, D).
     """
     if rotations is None:
         return None
     by_head = rotations if rotations.dim() > 2 else rotations.unsqueeze(0)
-    kept = by_head[..., indices, :].movedim(-3, -4)  # images before heads
-    sine, cosine = kept.chunk(2, dim=-1)
-    below = (0, 0, 0, num_extra)
-    return torch.cat([F.pad(sine, below), F.pad(cosine, below, value=1.0)], dim=-1)
+    return by_head[..., indices, :].movedim(-3, -4)  # images before heads
 
 
 def make_trunk(vit: VisionTransformer | Eva) -> Trunk:

@@ -65,26 +65,14 @@ class SDTPSBranch(Branch):
 
 
 def _describe(results: Mapping[Modality, AggregatedTokens], tokens: ModalTokens, beta: float) -> Selection:
-    """What was decided, by patch index in the image; patches that slimming dropped have score 0.
-
-    A modality that the branch does not have keeps nothing.
-    """
-
-    def kept(modality: Modality) -> Tensor:
-        chosen = results[modality].kept
-        return chosen if tokens.slimmed is None else tokens.slimmed.of(modality).indices.gather(1, chosen)
+    """What was decided, by patch index in the image; a modality that the branch lacks keeps nothing."""
 
     def sources(modality: Modality) -> dict[str, Tensor]:
         others = [other.key for other in results if other is not modality]
         rows = results[modality].sources.unbind(dim=1)
         shares = {"learned": 1 - 2 * beta, "own": 2 * beta, **dict.fromkeys(others, beta)}
         names = list(shares)[: len(rows)]  # none for a control
-        return {
-            n: tokens.on_grid(row.detach(), modality) for n, row in zip(names, rows, strict=True) if shares[n]
-        }
-
-    def scores(modality: Modality) -> Tensor:
-        return tokens.on_grid(results[modality].scores.detach(), modality)
+        return {n: row.detach() for n, row in zip(names, rows, strict=True) if shares[n]}
 
     def everywhere(known: Callable[[Modality], T], absent: T) -> PerModality[T]:
         return PerModality.build(lambda m: known(m) if m in results else absent)
@@ -92,8 +80,8 @@ def _describe(results: Mapping[Modality, AggregatedTokens], tokens: ModalTokens,
     first, result = next(iter(results.items()))
     weights = {m: found.weights.detach() for m, found in results.items() if found.weights is not None}
     return Selection(
-        kept=everywhere(kept, result.kept[:, :0]),
-        scores=everywhere(scores, torch.zeros_like(scores(first))),
+        kept=everywhere(lambda m: results[m].kept, result.kept[:, :0]),
+        scores=everywhere(lambda m: results[m].scores.detach(), torch.zeros_like(result.scores)),
         grid=tokens.grid,
         sources=everywhere(sources, {}),
         # A control that aggregates nothing has no weights.

@@ -203,11 +203,6 @@ class SignalBranch(Branch):
         if self.training and self.gam is not None:
             rows["directions"] = self.gam.directions(tokens.patches)
         if self.training and self.lam is not None:
-            if tokens.slimmed is not None:
-                raise UserError(
-                    "SIGNAL.LAM_WEIGHT compares the modalities at points of the whole grid, which slimming "
-                    "does not leave; set MODEL.SLIM_LAYERS to [] or SIGNAL.LAM_WEIGHT to 0"
-                )
             rows["lam"] = self.lam(tokens.patches, tokens.grid)
         return BranchOutput(features, selection=_describe(selected, tokens), rows=rows)
 
@@ -224,14 +219,12 @@ class SignalBranch(Branch):
 def _describe(selected: PerModality[SelectedPatches], tokens: ModalTokens) -> Selection:
     """What was decided, by patch index in the image; scores above one half are kept."""
 
-    def sources(modality: Modality) -> dict[str, Tensor]:
-        found = selected.of(modality)
-        parts = {"intra": found.intra.soft, "inter": found.inter.soft}
-        return {name: tokens.on_grid(soft.detach(), modality) for name, soft in parts.items()}
+    def sources(found: SelectedPatches) -> dict[str, Tensor]:
+        return {"intra": found.intra.soft.detach(), "inter": found.inter.soft.detach()}
 
-    by_modality = PerModality.build(sources)
+    by_modality = selected.map(sources)
     return Selection(
-        kept=PerModality.build(lambda m: tokens.on_grid(selected.of(m).decision.detach(), m).bool()),
+        kept=selected.map(lambda found: found.decision.detach().bool()),
         scores=by_modality.map(lambda parts: torch.maximum(parts["intra"], parts["inter"])),
         grid=tokens.grid,
         sources=by_modality,

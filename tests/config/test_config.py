@@ -171,7 +171,7 @@ REFUSED = {
     "a huge batch": (["SOLVER.IMS_PER_BATCH", "8192"], ["SOLVER.IMS_PER_BATCH", "between 1 and 4096"]),
     "a huge test batch": (["TEST.IMS_PER_BATCH", "8192"], ["TEST.IMS_PER_BATCH", "between 1 and 4096"]),
     "an endless training": (["SOLVER.MAX_EPOCHS", "1000000"], ["MAX_EPOCHS", "between 1 and 100000"]),
-    "an endless slimming": (["MODEL.SLIM_WARMUP_EPOCHS", "1000000"], ["SLIM_WARMUP_EPOCHS", "100000"]),
+    "a key that is gone": (["MODEL.SLIM_SCORE", "cosine"], ["MODEL.SLIM_SCORE", "merges", "leave it out"]),
     "a thousand heads": (["MODEL.HEAD", "5000"], ["MODEL.HEAD", "between 1 and 1024"]),
     "size with one number": (["INPUT.SIZE_TRAIN", "[256]"], ["INPUT.SIZE_TRAIN", "two"]),
     "batch not divisible": (["SOLVER.IMS_PER_BATCH", "60"], ["IMS_PER_BATCH", "NUM_INSTANCE"]),
@@ -382,6 +382,44 @@ def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
     check_resumable(stored, cfg, force=False)
     with pytest.raises(ConfigError, match=r"MODEL\.SLIM_LAYERS"):
         check_resumable(stored, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
+
+
+OLD_SLIMMING = """
+  SLIM_CROSS: true
+  SLIM_GUMBEL_TAU: 1.0
+  SLIM_SCORE: attention
+  SLIM_USE_GUMBEL: false
+  SLIM_WARMUP_EPOCHS: 0"""
+
+
+def test_a_run_of_the_time_when_slimming_dropped_patches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its configuration names all keys. Without slimming they had no effect; with it, the result differs."""
+    caplog.set_level("INFO")
+    cfg = load_config(None, [])
+    older = cfg.dump().replace("MODEL:", f"MODEL:{OLD_SLIMMING}")
+    file = tmp_path / "config.yml"
+    file.write_text(older)
+    stored = stored_config(older, "last.pth")
+    assert stored.dump() == cfg.dump() == load_config(file).dump()
+    check_resumable(stored, cfg, force=False)
+    assert "no longer there and had no effect: MODEL.SLIM_CROSS, MODEL.SLIM_GUMBEL_TAU" in caplog.text
+    # A trained model may be slimmed now.
+    slimmed = ["MODEL.SLIM_LAYERS", "[0]"]
+    assert (
+        load_config(file, slimmed).MODEL.SLIM_LAYERS
+        == [0]
+        == load_config(None, slimmed, stored).MODEL.SLIM_LAYERS
+    )
+    # One that was trained with slimming cannot be used.
+    file.write_text(older.replace("SLIM_LAYERS: []", "SLIM_LAYERS: [1, 2]"))
+    with pytest.raises(
+        ConfigError, match=r"checkpoint last\.pth slims by dropping patches \(MODEL\.SLIM_CROSS\)"
+    ):
+        stored_config(file.read_text(), "last.pth")
+    with pytest.raises(ConfigError, match=r"config\.yml slims by dropping patches"):
+        load_config(file)
 
 
 def test_a_file_builds_on_its_base(tmp_path: Path) -> None:

@@ -414,12 +414,14 @@ class SavedFiles:
 
     def __init__(self, trainer: Trainer) -> None:
         self.folder = trainer.folder
-        trainer.on_epoch = self.remember
+        self.set_epoch = trainer.set_epoch
+        trainer.set_epoch = self.remember
 
     def read(self) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in self.folder.glob("*.*")}
 
-    def remember(self, epoch: int) -> None:
+    def remember(self, epoch: int, first_batch: int) -> None:
+        self.set_epoch(epoch, first_batch)
         if epoch == 2:
             self.before = self.read()
 

@@ -130,7 +130,7 @@ def test_cells_use_the_triples_that_have_their_images() -> None:
 
 def test_parts_of_each_condition_where_modalities_guide_each_other() -> None:
     complete = make_result({RGB: GOOD, TI: GOOD})
-    alone = make_result({RGB: SWAPPED, TI: GOOD})  # what slimming makes of RGB without TI
+    alone = make_result({RGB: SWAPPED, TI: GOOD})  # what a model might make of RGB without TI
     matrix = score_any_to_any({"complete": complete, "r": complete, "t": alone})
     expected = score(make_result({RGB: SWAPPED, TI: SWAPPED}))
     for cells, sides in ((matrix, ((RGB,), (RGB,))), (expected, ((RGB,), (RGB,)))):

@@ -40,7 +40,7 @@ def test_the_table_shows_patterns_controls_and_kept_patches() -> None:
     assert "the same patches in every image: RGB 30.0%, NI 20.0%, TI 10.0%" in table
     alone = result_table(replace(result, slimming=selection))
     assert "kept patches" not in alone  # they are those that slimming left, and one line says it
-    assert "patches left by slimming on the person: RGB 50.0%" in alone
+    assert "tokens left by slimming on the person: RGB 50.0%" in alone
 
 
 def test_skipped_queries_are_counted() -> None:

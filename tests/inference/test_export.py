@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "DeMo": ("MODEL.GLOBAL_LOCAL", "True", "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "1"),
     "SDTPS, Gumbel": (*SDTPS, "MODEL.SDTPS_USE_GUMBEL", "True"),
     "LoRA of each modality": ("MODEL.TUNE", "lora", "MODEL.ADAPTER_SHARED", "False"),
-    "SDTPS, slimmed": (*SDTPS, "MODEL.SLIM_LAYERS", "[1]", "INPUT.SHARED_AUGMENT", "True"),
+    "SDTPS, slimmed": (*SDTPS, "MODEL.SLIM_LAYERS", "[0]"),
 }
 
 

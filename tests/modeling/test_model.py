@@ -190,11 +190,11 @@ def test_features_after_the_neck() -> None:
 
 def test_one_call_of_the_backbone_for_the_three_modalities() -> None:
     model = build_small(SDTPS, {"MODEL.SIE_CAMERA": True}).eval()
-    calls: list[tuple[Tensor, Tensor, tuple[int, ...], Tensor]] = []
+    calls: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
     model.backbone.register_forward_pre_hook(lambda _, inputs: calls.append(inputs))
     batch = make_batch(3, cameras=[2, 0, 1])
     model(batch)
-    ((images, cameras, counts, _),) = calls
+    ((images, cameras, counts),) = calls
     assert counts == (3, 3, 3)
     assert torch.equal(images, torch.cat([batch.images.rgb, batch.images.ni, batch.images.ti]))
     assert cameras.tolist() == [2, 0, 1] * 3

@@ -2,171 +2,154 @@ import pytest
 import torch
 from torch import Tensor
 
-from modeling.backbone.slimming import Slimming, SlimTokens
-from modeling.seps.sdtps import min_max_normalise
-
-MODALITIES, BATCH, PATCHES, DIM = 3, 2, 10, 8
+from modeling.backbone.slimming import STEP, Slimming, SlimTokens, add_places, lattice_order, match
+from modeling.backbone.trunk import create_vit, make_trunk
 
 
-def make_state(seed: int = 0, patches: int = PATCHES) -> tuple[SlimTokens, Tensor, Tensor]:
-    """Random tokens behind a block, the class token's attention, and all images present."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randn(MODALITIES * BATCH, 1 + patches, DIM, generator=generator)
-    attention = torch.rand(MODALITIES * BATCH, patches, generator=generator)
-    return SlimTokens.whole(tokens, 1), attention, torch.ones(MODALITIES, BATCH, dtype=torch.bool)
+def make_state(values: list[list[float]], order: list[int] | None = None) -> SlimTokens:
+    """Patches of one channel, without prefix tokens, in this order of the lattice; by default their own."""
+    patches = torch.tensor(values).unsqueeze(2)
+    lattice = torch.arange(patches.shape[1]) if order is None else torch.tensor(order)
+    return SlimTokens.whole(patches, 0, lattice)
 
 
-def test_score_by_hand() -> None:
-    """One sample, three patches, two modalities present; each says its own of its patch at the place."""
-    tokens = torch.zeros(3, 4, DIM)
-    state = SlimTokens.whole(tokens, 1)
-    attention = torch.tensor([[0.0, 0.2, 0.4], [0.3, 0.3, 0.1], [0.9, 0.0, 0.0]])
-    present = torch.tensor([[True], [True], [False]])
-    slim = Slimming(2 / 3)(state, attention, present)
-    # Stretched: [0, .5, 1], [1, 1, 0], and the missing one, which guides nobody.
-    expected = torch.tensor(
-        [
-            [(0 + 1) / 3, (1 + 1) / 3, (2 + 0) / 3],
-            [(2 + 0) / 3, (2 + 0.5) / 3, (0 + 1) / 3],
-            [(2 + 0 + 1) / 4, (0 + 0.5 + 1) / 4, (0 + 1 + 0) / 4],
-        ]
-    )
-    torch.testing.assert_close(slim.scores, expected)
-    assert slim.indices.tolist() == [[1, 2], [0, 1], [0, 1]]
-    own_only = Slimming(2 / 3, cross_modal=False)(state, attention, present)
-    torch.testing.assert_close(own_only.scores, min_max_normalise(attention))
+def random_state(count: int = 2, patches: int = 20, prefix: int = 1) -> SlimTokens:
+    tokens = torch.randn(count, prefix + patches, 8, generator=torch.Generator().manual_seed(0))
+    return SlimTokens.whole(tokens, prefix, lattice_order((patches // 4, 4)))
 
 
-def test_extra_token_by_hand() -> None:
-    state, attention, present = make_state()
-    slim = Slimming(0.5)(state, attention, present)
-    for row in range(len(slim.patches)):
-        kept = slim.indices[row].tolist()
-        dropped = [place for place in range(PATCHES) if place not in kept]
-        assert torch.equal(slim.patches[row], state.patches[row, kept])
-        shares = slim.scores[row, dropped].softmax(dim=0)
-        torch.testing.assert_close(slim.extra[row, 0], shares @ state.patches[row, dropped])
-        assert slim.scores[row, kept].min() >= slim.scores[row, dropped].max()
+class TestLattice:
+    @pytest.mark.parametrize("grid", [(16, 8), (5, 3), (1, 1), (1, 7)])
+    def test_every_patch_once(self, grid: tuple[int, int]) -> None:
+        assert sorted(lattice_order(grid).tolist()) == list(range(grid[0] * grid[1]))
+
+    def test_by_hand(self) -> None:
+        """Fractions of row · 0.7549 + column · 0.5698: 0, .5698, .1397 / .7549, .3247, .8946."""
+        assert lattice_order((2, 3)).tolist() == [0, 2, 4, 1, 3, 5]
+
+    def test_the_first_ones_are_in_every_part_of_the_image(self) -> None:
+        for count in (16, 32, 64):
+            chosen = torch.zeros(128).index_fill(0, lattice_order((16, 8))[:count], 1.0).view(16, 8)
+            quarters = chosen.view(4, 4, 2, 4).sum(dim=(1, 3))  # of 16 patches each
+            assert (quarters - count / 8).abs().max() <= 1
 
 
-def test_places_are_remembered_over_several_stages() -> None:
-    state, _, present = make_state(patches=20)
-    original = state.patches
-    slimming = Slimming(0.7)
-    lengths = []
-    for stage in range(3):
-        count = state.patches.shape[1] + state.extra.shape[1]
-        attention = torch.rand(len(original), count, generator=torch.Generator().manual_seed(stage))
-        before = state
-        state = slimming(state, attention, present)
-        lengths.append(state.patches.shape[1])
-        assert state.extra.shape == (len(original), 1, DIM)
-        assert torch.equal(state.indices, state.indices.sort(dim=1).values)
-        for row in range(len(original)):
-            assert set(state.indices[row].tolist()) <= set(before.indices[row].tolist())
-            # What has been dropped keeps the score that it was dropped with.
-            gone = sorted(set(range(20)) - set(before.indices[row].tolist()))
-            assert torch.equal(state.scores[row, gone], before.scores[row, gone])
-            assert torch.equal(state.patches[row], original[row, state.indices[row]])
-    assert lengths == [14, 10, 7]
+class TestMatch:
+    def test_by_hand(self) -> None:
+        """Targets 0 and 10; of 4, 9, 1 and 30 the nearest are 9 and 1, at distance 1 each, then 4."""
+        tokens = torch.tensor([[0.0, 10.0, 4.0, 9.0, 1.0, 30.0]]).unsqueeze(2)
+        joining, staying, targets = match(tokens, num_targets=2, num_joining=3)
+        assert joining.tolist() == [[3, 4, 2]]
+        assert targets.tolist() == [[1, 0, 0]]
+        assert staying.tolist() == [[5]]
+
+    def test_ties_go_by_order(self) -> None:
+        joining, staying, targets = match(torch.zeros(1, 5, 3), num_targets=2, num_joining=2)
+        assert (joining.tolist(), staying.tolist(), targets.tolist()) == ([[2, 3]], [[4]], [[0, 0]])
 
 
-def test_a_dropped_patch_of_another_modality_says_nothing() -> None:
-    state, attention, present = make_state()
-    first = Slimming(0.5)(state, attention, present)
-    said = torch.rand(len(attention), first.patches.shape[1] + 1, generator=torch.Generator().manual_seed(1))
-    second = Slimming(0.5)(first, said, present)
-    own = min_max_normalise(said)[:, :-1]
-    maps = torch.zeros(MODALITIES * BATCH, PATCHES).scatter(1, first.indices, own)
-    for row in range(MODALITIES * BATCH):
-        sample = row % BATCH
-        others = sum(maps[other * BATCH + sample] for other in range(MODALITIES) if other != row // BATCH)
-        assert isinstance(others, Tensor)
-        places = first.indices[row]
-        torch.testing.assert_close(second.scores[row, places], (2 * own[row] + others[places]) / 4)
+def test_places_add_to_the_distance() -> None:
+    """Two channels of variances 1 and 4; the patches 1 and 5 of 3 columns are a row and a column apart."""
+    tokens = torch.tensor([[[0.0, 0.0], [2.0, 4.0]]])
+    found = add_places(tokens, torch.tensor([[1, 5]]), columns=3)
+    squared = (found[0, 0] - found[0, 1]).square().sum()
+    torch.testing.assert_close(squared, torch.tensor(4.0 + 16.0 + STEP * 5.0 * 2))
 
 
-@pytest.mark.parametrize("score", ["attention", "cosine"])
-def test_a_missing_modality_does_not_guide_the_others(score: str) -> None:
-    state, attention, present = make_state()
-    present[1] = False
-    slimming = Slimming(0.5, score=score)
-    slim = slimming(state, attention, present)
-    changed = state._replace(
-        prefix=state.prefix.clone().index_fill_(0, torch.arange(BATCH, 2 * BATCH), 3.0),
-        patches=state.patches.clone().index_fill_(0, torch.arange(BATCH, 2 * BATCH), 1.0),
-    )
-    other_attention = attention.clone()
-    other_attention[BATCH : 2 * BATCH] = attention[BATCH : 2 * BATCH].flip(1)
-    others = slimming(changed, other_attention, present)
-    for rows in (slice(0, BATCH), slice(2 * BATCH, None)):
-        assert torch.equal(slim.indices[rows], others.indices[rows])
-        assert torch.equal(slim.scores[rows], others.scores[rows])
-    guided = slimming(changed, other_attention, torch.ones_like(present))
-    assert not torch.equal(slim.scores[:BATCH], guided.scores[:BATCH])
+@torch.no_grad()
+def test_tokens_without_position_join_their_neighbours() -> None:
+    """The patches differ at random, so that their targets lie anywhere unless places count."""
+    tokens = torch.randn(50, 32, 4, generator=torch.Generator().manual_seed(0))
+    steps = {}
+    for columns in (None, 4):
+        few = Slimming(0.5)(SlimTokens.whole(tokens, 0, lattice_order((8, 4))), columns)
+        patches, leads = torch.arange(32), few.leads.gather(1, few.owners)
+        apart = (leads // 4 - patches // 4).abs() + (leads % 4 - patches % 4).abs()
+        steps[columns] = apart.float().mean().item()
+    assert steps[4] < 0.9 * steps[None]
 
 
-def test_cosine_score_by_hand() -> None:
-    patches = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-    guides = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    tokens = torch.stack([torch.cat([guide[None], patches]) for guide in guides])  # (3, 1 + 3, 2)
-    slim = Slimming(2 / 3, score="cosine")(
-        SlimTokens.whole(tokens, 1), torch.zeros(3, 3), torch.ones(3, 1, dtype=torch.bool)
-    )
-    # Cosines with the guides: [1, .6, 0], then twice [0, .8, 1].
-    torch.testing.assert_close(slim.scores[0], torch.tensor([2 + 0 + 0, 1.2 + 1.6, 0 + 2]) / 4)
-    torch.testing.assert_close(slim.scores[1], torch.tensor([0 + 1 + 0, 1.6 + 0.6 + 0.8, 2 + 0 + 1]) / 4)
+class TestMerging:
+    def test_by_hand(self) -> None:
+        """Five patches, three tokens: two targets, 0 and 10, and one that stays alone."""
+        state = Slimming(0.6)(make_state([[0.0, 10.0, 1.0, 5.0, 2.0]]))
+        assert state.merged.flatten().tolist() == [1.0, 10.0, 5.0]  # (0 + 1 + 2) / 3
+        assert state.sizes.tolist() == [[3.0, 1.0, 1.0]]
+        assert state.leads.tolist() == [[0, 1, 3]]
+        assert state.owners.tolist() == [[0, 1, 0, 2, 0]]
+        assert state.spread(state.merged).flatten().tolist() == [1.0, 10.0, 1.0, 5.0, 1.0]
+        bias = state.bias()
+        assert bias is not None
+        torch.testing.assert_close(bias, torch.tensor([3.0, 1.0, 1.0]).log().view(1, 1, 1, 3))
+
+    def test_a_second_stage_weighs_by_size(self) -> None:
+        first = Slimming(0.6)(make_state([[0.0, 10.0, 1.0, 5.0, 2.0]]))  # 1 (three patches), 10, 5
+        second = Slimming(0.4)(first)  # two tokens and two targets: 5 joins 1
+        assert second.merged.flatten().tolist() == [2.0, 10.0]  # (3 · 1 + 5) / 4
+        assert second.sizes.tolist() == [[4.0, 1.0]]
+        assert second.owners.tolist() == [[0, 1, 0, 0, 0]]
+
+    def test_patches_in_the_order_of_the_lattice(self) -> None:
+        """Targets are the patches 4 and 1, in the lattice's order; their neighbours join them."""
+        state = Slimming(0.6)(make_state([[0.0, 10.0, 1.0, 5.0, 2.0]], order=[4, 1, 3, 0, 2]))
+        assert state.merged.flatten().tolist() == [1.0, 10.0, 5.0]
+        assert state.leads.tolist() == [[4, 1, 3]]
+        assert state.owners.tolist() == [[0, 1, 0, 2, 0]]
+
+    def test_the_sum_over_all_patches_stays(self) -> None:
+        whole = state = random_state()
+        for _ in range(3):
+            state = Slimming(0.7)(state)
+            total = (state.merged * state.sizes.unsqueeze(2)).sum(dim=1)
+            torch.testing.assert_close(total, whole.merged.sum(dim=1))
+            torch.testing.assert_close(state.spread(state.merged).sum(dim=1), total)
+        assert state.merged.shape[1] == 7  # 20, 14, 10, 7
+        for row in range(2):
+            assert state.sizes[row].tolist() == state.owners[row].bincount(minlength=7).tolist()
+            assert state.owners[row, state.leads[row]].tolist() == list(range(7))
+
+    def test_equal_patches_are_merged_first_and_change_nothing(self) -> None:
+        tokens = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+        state = SlimTokens.whole(tokens[:, [0, 1, 2, 3, 0, 1, 2, 3]], 0, torch.arange(8))
+        merged = Slimming(0.75)(state)  # six tokens, four of them targets
+        assert torch.equal(merged.spread(merged.merged), tokens[:, [0, 1, 2, 3, 0, 1, 2, 3]])
+
+    def test_keeping_all(self) -> None:
+        state = random_state()
+        assert Slimming(1.0)(state) is state
+        assert state.bias() is None
+
+    def test_the_share_is_rounded_up_and_one_token_is_the_least(self) -> None:
+        assert Slimming(0.7)(random_state(patches=4)).merged.shape[1] == 3
+        assert Slimming(0.01)(random_state()).merged.shape[1] == 1
+
+    def test_means_carry_a_gradient(self) -> None:
+        patches = torch.tensor([[[0.0], [10.0], [1.0], [5.0], [2.0]]], requires_grad=True)
+        state = Slimming(0.6)(SlimTokens.whole(patches, 0, torch.arange(5)))
+        state.merged[0, 0].backward()
+        assert patches.grad is not None
+        torch.testing.assert_close(patches.grad.flatten(), torch.tensor([1 / 3, 0, 1 / 3, 0, 1 / 3]))
+
+    def test_what_reports_get(self) -> None:
+        slimmed = Slimming(0.6)(make_state([[0.0, 10.0, 1.0, 5.0, 2.0]], order=[4, 1, 3, 0, 2])).describe()
+        assert slimmed.indices.tolist() == [[1, 3, 4]]
+        torch.testing.assert_close(slimmed.scores, torch.tensor([[1 / 3, 1, 1 / 3, 1, 1 / 3]]))
 
 
-def test_keeping_everything_changes_nothing() -> None:
-    state, attention, present = make_state()
-    slim = Slimming(1.0)(state, attention, present)
-    assert torch.equal(slim.joined(), state.joined())
-    assert torch.equal(slim.indices, state.indices)
-
-
-def test_ratio_in_training_and_in_evaluation() -> None:
-    state, attention, present = make_state()
-    slimming = Slimming(0.5, warmup_epochs=5)
-    counts = []
-    for epoch in range(1, 8):
-        slimming.set_epoch(epoch)
-        counts.append(slimming.train()(state, attention, present).patches.shape[1])
-        assert slimming.eval()(state, attention, present).patches.shape[1] == 5
-    assert counts == [10, 9, 8, 7, 6, 5, 5]
-    without = Slimming(0.5)
-    without.set_epoch(1)
-    assert without.train()(state, attention, present).patches.shape[1] == 5
-
-
-def test_gumbel_gives_the_scores_a_gradient_and_the_same_values() -> None:
-    state, attention, present = make_state()
-    attention.requires_grad_()
-    plain = Slimming(0.5).train()(state, attention, present)
-    assert not plain.joined().requires_grad
+@pytest.mark.parametrize("name", ["vit_tiny_stem_patch8", "vit_small_patch16_dinov3"])
+@torch.no_grad()
+def test_a_block_on_merged_equal_patches_gives_what_it_gives_on_all_of_them(name: str) -> None:
     torch.manual_seed(0)
-    slim = Slimming(0.5, use_gumbel=True).train()(state, attention, present)
-    assert torch.equal(slim.joined(), plain.joined())
-    (slim.patches * torch.randn(slim.patches.shape)).sum().backward()
-    assert attention.grad is not None
-    assert attention.grad.isfinite().all()
-    assert (attention.grad != 0).float().mean() > 0.9  # also of patches that were dropped
-    evaluated = Slimming(0.5, use_gumbel=True).eval()(state, attention, present)
-    assert not evaluated.joined().requires_grad
-
-
-def test_unknown_score() -> None:
-    with pytest.raises(ValueError, match=r"'norm'; choose from \['attention', 'cosine'\]"):
-        Slimming(0.5, score="norm")
-
-
-def test_scores_are_in_full_precision_also_under_autocast() -> None:
-    """Patches that half precision cannot tell apart: their scores would be 0 / 0."""
-    state, attention, present = make_state()
-    nearly_equal = state._replace(patches=1 + 1e-4 * state.patches, prefix=torch.ones_like(state.prefix))
-    slimming = Slimming(0.5, score="cosine")
-    plain = slimming(nearly_equal, attention, present)
-    with torch.autocast("cpu", torch.float16):
-        slim = slimming(nearly_equal, attention, present)
-    assert slim.scores.isfinite().all()
-    assert torch.equal(slim.indices, plain.indices)
+    sizes = {"depth": 1} if name != "vit_tiny_stem_patch8" else {}
+    step = (8, 8) if name == "vit_tiny_stem_patch8" else (16, 16)
+    trunk = make_trunk(create_vit(name, img_size=(64, 64), stride=step, **sizes).eval())
+    tokens = torch.randn(1, trunk.num_prefix + 3, trunk.width)
+    prefix, patches = tokens.tensor_split([trunk.num_prefix], dim=1)
+    state = SlimTokens.whole(
+        torch.cat([prefix, patches[:, [0, 1, 2, 0, 0]]], dim=1), trunk.num_prefix, torch.arange(5)
+    )
+    whole: Tensor = trunk.run_block(0, state.joined(), None)
+    few = Slimming(0.6)(state)
+    few = few.updated(trunk.run_block(0, few.joined(), None, few.bias()))
+    torch.testing.assert_close(few.prefix, whole[:, : trunk.num_prefix], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(few.spread(few.merged), whole[:, trunk.num_prefix :], atol=1e-5, rtol=1e-5)
