@@ -180,6 +180,8 @@ def _nearest(key: str) -> str:
     """A hint for a misspelt key: the nearest keys by whole name, then by last part."""
     by_name = {name.rpartition(".")[2]: name for name in KEYS}
     last = key.upper().rpartition(".")[2]
+    if typo := difflib.get_close_matches(key.upper(), list(KEYS), n=1, cutoff=0.95):
+        return f"did you mean {typo[0]}?"
     matches = difflib.get_close_matches(key.upper(), list(KEYS), n=3, cutoff=0.7)
     matches += [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=3, cutoff=0.6)]
     if not matches:

@@ -460,7 +460,8 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "a part that is not implemented": (
         _config("MODEL.PROMPT", "True"),
-        "MODEL.PROMPT True cannot be used: prompt tuning is not implemented; set it to False",
+        "MODEL.PROMPT True cannot be used: prompts are not implemented; MODEL.TUNE adapter or lora learns as "
+        "little; set it to False",
     ),
     "an unknown backbone": (
         _config("MODEL.TRANSFORMER_TYPE", "vit_tiny_stem_patch9", "MODEL.STRIDE_SIZE", "[8, 8]"),

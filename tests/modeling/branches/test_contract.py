@@ -164,7 +164,7 @@ def gradients_of_rank(rank: int, folder: Path, batch: ModalBatch) -> None:
 
 def test_two_processes_have_the_losses_and_gradients_of_one(make_batch: MakeBatch, tmp_path: Path) -> None:
     batch = make_batch([3, 3, 5, 0], SIZE)
-    mp.start_processes(gradients_of_rank, (tmp_path, batch), nprocs=2, start_method="fork")
+    mp.start_processes(gradients_of_rank, (tmp_path, batch), nprocs=2, start_method="spawn")
     model = build_contrast().train()
     losses = compute_losses(model, batch, World())
     losses.sum().backward()

@@ -275,7 +275,7 @@ def train_steps(rank: int, size: int, folder: Path, batch: ModalBatch, al: str) 
 @pytest.mark.parametrize("al", ["0", "1"])
 def test_two_processes_train_the_same_model(al: str, make_batch: MakeBatch, tmp_path: Path) -> None:
     batch = make_batch([0, 0, 2, 1], SIZE)
-    mp.start_processes(train_steps, (2, tmp_path, batch, al), nprocs=2, start_method="fork")
+    mp.start_processes(train_steps, (2, tmp_path, batch, al), nprocs=2, start_method="spawn")
     train_steps(0, 1, tmp_path, batch, al)
     one, two, other = (
         torch.load(tmp_path / f"{name}.pth", weights_only=True) for name in ("1_0", "2_0", "2_1")
