@@ -58,6 +58,13 @@ def _finished_study(parser: Parser) -> None:
     parser.add_argument("--variants", nargs="+", metavar="NAME", help="some of its variants (all)")
 
 
+def _missing(parser: Parser) -> None:
+    _finished_study(parser)
+    parser.add_argument(
+        "--any_to_any", action="store_true", help="search each combination of modalities in each other one"
+    )
+
+
 def _slim(parser: Parser) -> None:
     add_config_arguments(parser, "the configuration in the checkpoints", base="the checkpoints")
     parser.add_argument(
@@ -102,7 +109,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "draw": ("draw which patches the variants of a study keep in the same triples", _draw),
     "gap": ("compare the difference between two variants in one study with that in another", _gap),
     "leaderboard": ("write the page of scores measured here, and of published ones", _leaderboard),
-    "missing": ("evaluate the runs of a study without some modalities", _finished_study),
+    "missing": ("evaluate the runs of a study without some modalities, or across them", _missing),
     "power": ("say how large a difference between variants a study can find", _power),
     "shift": ("shift the test images of a study, to see whether the kept patches follow", _finished_study),
     "slim": ("score slimmed models at several layers and keep ratios", _slim),

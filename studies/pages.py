@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import stats
 
 from engine.files import check_destination, make_folder, save_bytes, save_json, save_text
 from errors import UserError
@@ -77,6 +78,15 @@ def show_mean(values: Sequence[float], digits: int = 1, *, spread: bool = True) 
         return "–"
     mean = f"{np.mean(values):.{digits}f}"
     return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if spread and len(values) > 1 else mean
+
+
+def show_change(before: Sequence[float], after: Sequence[float]) -> str:
+    """The mean change of several runs, with its 95 % interval by Student's t if there are several."""
+    changes = np.subtract(after, before)
+    if len(changes) == 1:
+        return f"{changes[0]:+.2f}"
+    half = stats.t.ppf(0.975, len(changes) - 1) * changes.std(ddof=1) / len(changes) ** 0.5
+    return f"{changes.mean():+.2f} ± {half:.2f}"
 
 
 def _cells(variant: VariantSummary, *measures: str) -> list[str]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 from tqdm import tqdm
 
 from config import load_config
@@ -29,7 +28,7 @@ from evaluation.build import make_evaluate
 from modeling.cost import count_multiply_adds
 from reporting.extra import import_extra
 from studies.controls.dropping import Dropping
-from studies.pages import markdown_table, save_figure, show_mean
+from studies.pages import markdown_table, save_figure, show_change, show_mean
 from trained import load_trained
 
 if TYPE_CHECKING:
@@ -122,15 +121,6 @@ def table(points: Sequence[SweepPoint]) -> str:
     ]
     header = ["method, layers, keep", "GFLOPs", "share", "mAP", "R-1", "on person", "mAP against none"]
     return markdown_table(header, rows)
-
-
-def show_change(before: Sequence[float], after: Sequence[float]) -> str:
-    """The mean change of the checkpoints, with its 95 % interval by Student's t if there are several."""
-    changes = np.subtract(after, before)
-    if len(changes) == 1:
-        return f"{changes[0]:+.2f}"
-    half = stats.t.ppf(0.975, len(changes) - 1) * changes.std(ddof=1) / len(changes) ** 0.5
-    return f"{changes.mean():+.2f} ± {half:.2f}"
 
 
 def read_points(file: Path) -> list[SweepPoint]:

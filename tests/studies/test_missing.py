@@ -12,7 +12,7 @@ import train_net as train_entry
 from conftest import SMALL_MODEL
 from errors import UserError
 from studies.__main__ import main
-from studies.missing import FILE
+from studies.missing import read_matrix, table
 
 
 def test_runs_are_evaluated_once(
@@ -27,14 +27,45 @@ def test_runs_are_evaluated_once(
     train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *quick])
     main(["missing", str(study)])
     first = capsys.readouterr().out
-    found = json.loads((run / FILE).read_text())["missing"]
+    found = json.loads((run / "missing.json").read_text())["missing"]
     complete, without_rgb = (found[name]["pattern_3"]["mAP"] for name in ("complete", "r"))
     assert f"| small | {complete:.1f} | {without_rgb:.1f} |" in first
-    assert "| missing | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI | mean of 6 |" in first
+    assert (
+        "| variant | nothing | RGB | NI | TI | RGB + NI | RGB + TI | NI + TI | mean of 6 | Δ nothing to"
+        in first
+    )
+
+    main(["missing", str(study), "--any_to_any"])
+    matrix = json.loads((run / "any_to_any.json").read_text())["any_to_any"]
+    (cell,) = (c for c in matrix["cells"] if (c["query"], c["gallery"]) == (["RGB"], ["TI"]))
+    scores = read_matrix({"any_to_any": matrix})
+    assert scores["RGB → TI"] == cell["mAP"]
+    assert len(scores) == 9 + 2
+    across = capsys.readouterr().out
+    assert f"| {scores['mean of 12 without a common modality']:.1f} | – | – |" in across
 
     monkeypatch.setattr(test_entry, "main", lambda argv: pytest.fail("it was evaluated before"))
     main(["missing", str(study), "--variants", "small"])
     assert capsys.readouterr().out.splitlines()[-1] == first.splitlines()[-1]
+
+
+def test_changes_are_those_of_equal_seeds() -> None:
+    """Of the first and the last column: +2 and +4 with seeds 1 and 2; seed 3 has no counterpart.
+
+    The interval by Student's t of two differences that are 2 apart: 12.706 * sqrt(2) / sqrt(2).
+    """
+    found = {
+        "other": {
+            "seed_1": {"all": 12.0, "none": 1.0},
+            "seed_2": {"all": 14.0, "none": 1.0},
+            "seed_3": {"all": 99.0, "none": 1.0},
+        },
+        "base": {"seed_1": {"all": 10.0, "none": 0.0}, "seed_2": {"all": 10.0, "none": 0.0}},
+    }
+    header, _, other, base = table(found).splitlines()
+    assert header == "| variant | all | none | Δ all to base | Δ none to base |"
+    assert other.endswith("| +3.00 ± 12.71 | +1.00 ± 0.00 |")
+    assert base.endswith("| – | – |")
 
 
 def test_a_variant_without_runs_is_named(tmp_path: Path) -> None:
