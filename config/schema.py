@@ -233,7 +233,7 @@ TABLE = (
     Key("INPUT.PIXEL_MEAN", [0.5, 0.5, 0.5], "Normalisation: mean, for values in [0, 1].", THREE),
     Key("INPUT.PIXEL_STD", [0.5, 0.5, 0.5], "Normalisation: standard deviation.", THREE_ABOVE_0),
     TrainKey("INPUT.MODALITY_DROPOUT", 0.0,
-        "In training, the probability that an image of a triple is missing; never all of them.", FRACTION),
+        "In training, the probability that a batch lacks a modality; never all of them.", FRACTION),
     TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",

@@ -96,6 +96,7 @@ class SampleKey:
     index: int  # of the record in the data set
     epoch: int = 0  # the epoch of training
     draw: int = 0  # how often this record was drawn before in this epoch, so that repeats look different
+    batch: int = 0  # the batch of the epoch; decides which modalities are dropped
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class MultiModalDataset(Dataset[Sample]):
     replace_unreadable: bool = False
     # Keeps the resized images of all records; without it files are read every time. Masks always are.
     cache: RamCache | None = None
-    # The probability that an image is taken away, each on its own, but never all of a triple.
+    # The probability that a batch loses a modality, each on its own, but never all of a triple.
     modality_dropout: float = 0.0
 
     def __len__(self) -> int:
@@ -166,10 +167,14 @@ class MultiModalDataset(Dataset[Sample]):
         return Sample(images, present, record, mask, unreadable)
 
     def _drop(self, present: PerModality[bool], key: SampleKey) -> PerModality[bool]:
-        """What modality dropout leaves; drawn apart from the augmentation, which stays as it is."""
+        """What modality dropout leaves; drawn apart from the augmentation, which stays as it is.
+
+        A whole batch loses the same modalities. If each triple lost its own, the triplet loss would compare
+        descriptors that have different parts, whose distances say what is missing and not who it is.
+        """
         if not self.modality_dropout:
             return present
-        rng = np.random.default_rng((self.seed, key.epoch, key.index, key.draw, _DROPOUT_STREAM))
+        rng = np.random.default_rng((self.seed, key.epoch, key.batch, _DROPOUT_STREAM))
         return keep_some(present, PerModality(*rng.random(len(Modality)).tolist()), self.modality_dropout)
 
     def _read(self, key: SampleKey) -> tuple[int, Tensor, tuple[str, ...]]:

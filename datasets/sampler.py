@@ -102,8 +102,9 @@ class IdentitySampler(Sampler[SampleKey]):
         if self._keys is None:
             times_drawn: Counter[int] = Counter()
             self._keys = []
-            for index in self._draw_order():
-                self._keys.append(SampleKey(index, self._epoch, times_drawn[index]))
+            for position, index in enumerate(self._draw_order()):
+                batch = position // self._batch_size
+                self._keys.append(SampleKey(index, self._epoch, times_drawn[index], batch))
                 times_drawn[index] += 1
         return self._keys
 

@@ -343,13 +343,14 @@ def test_what_modality_dropout_leaves_by_hand() -> None:
     assert keep_some(without_ni, draws, 0.05) == without_ni
 
 
-def test_modality_dropout_depends_on_seed_and_key_alone(records: list[ImageRecord]) -> None:
+def test_a_batch_loses_the_same_modalities_by_seed_and_epoch_alone(records: list[ImageRecord]) -> None:
     whole = MultiModalDataset(records, add_noise)
     dropped, again = (MultiModalDataset(records, add_noise, modality_dropout=0.5) for _ in range(2))
-    keys = [SampleKey(index, epoch, draw) for index in (2, 0) for epoch in (1, 2, 3) for draw in (0, 1)]
+    keys = [SampleKey(2, epoch, batch=batch) for epoch in (1, 2, 3) for batch in range(4)]
     kept = [dropped[key].present for key in keys]
+    assert [dropped[SampleKey(0, key.epoch, 1, key.batch)].present for key in keys] == kept
     assert [again[key].present for key in reversed(keys)] == kept[::-1]
-    assert len(set(kept)) > 3, "epochs, records and draws differ"
+    assert len(set(kept)) > 3, "epochs and batches differ"
     assert all(any(present) for present in kept)
     for key, present in zip(keys, kept, strict=True):
         for m in Modality:  # what is left looks as it does without dropout

@@ -53,8 +53,8 @@ def test_invariants(case: int) -> None:
                 assert len(set(chunk)) == min(k, images[person])
 
         drawn: Counter[int] = Counter()
-        for key in keys:
-            assert key == SampleKey(key.index, epoch, drawn[key.index])
+        for position, key in enumerate(keys):
+            assert key == SampleKey(key.index, epoch, drawn[key.index], batch=position // (p * k))
             drawn[key.index] += 1
         assert all(times == 1 for index, times in drawn.items() if images[ids[index]] >= k)
 
