@@ -160,7 +160,11 @@ def _join_positions(file: TrunkFile, origin: str) -> None:
 
 
 def fetch(vit: nn.Module) -> tuple[str, Path]:
-    """Fetch the file that timm publishes for a trunk; returns its name and where it is now."""
+    """Fetch the file that timm publishes for a trunk, or find it where it was fetched before.
+
+    Returns:
+        Its name and where it is now.
+    """
     source: dict[str, Any] = getattr(vit, "pretrained_cfg", {})
     repository, file = source.get("hf_hub_id"), source.get("hf_hub_filename") or "model.safetensors"
     if not repository:
@@ -168,12 +172,18 @@ def fetch(vit: nn.Module) -> tuple[str, Path]:
             f"MODEL.PRETRAIN_PATH_T {FROM_TIMM}: timm has no weights for this MODEL.TRANSFORMER_TYPE; name a "
             "file, or leave the key empty"
         )
-    from huggingface_hub import hf_hub_download  # late: only a start from timm needs it
+    import huggingface_hub as hub  # late: only a start from timm needs it
 
     try:
-        return f"{FROM_TIMM}: {repository}", Path(hf_hub_download(repository, file))
+        try:
+            path = hub.hf_hub_download(repository, file, local_files_only=True)
+        except hub.errors.LocalEntryNotFoundError:  # not fetched before
+            # Asks once. The download by itself asks six times, with longer and longer waits.
+            hub.get_hf_file_metadata(hub.hf_hub_url(repository, file))
+            path = hub.hf_hub_download(repository, file)
     except Exception as error:  # what a missing network raises differs from version to version
         raise UserError(
             f"MODEL.PRETRAIN_PATH_T {FROM_TIMM}: {file} of {repository} cannot be fetched from Hugging Face "
             f"({type(error).__name__}); where there is no network, fetch it elsewhere and name the file"
         ) from None
+    return f"{FROM_TIMM}: {repository}", Path(path)

@@ -341,11 +341,14 @@ def test_a_start_from_timm_records_the_repository_and_the_checksum(
     save_file(state, str(file))
     asked: list[tuple[str, str]] = []
 
-    def download(repository: str, name: str) -> str:
+    def download(repository: str, name: str, *, local_files_only: bool = False) -> str:
+        if local_files_only and not asked:
+            raise huggingface_hub.errors.LocalEntryNotFoundError("not fetched before")
         asked.append((repository, name))
         return str(file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda _: None)
     model = build("vit_small_patch16_dinov3")
     start = start_from(model, "timm")
     assert asked == [("timm/vit_small_patch16_dinov3.lvd1689m", "model.safetensors")]
@@ -355,15 +358,26 @@ def test_a_start_from_timm_records_the_repository_and_the_checksum(
     }
     assert torch.equal(model.backbone.vit.state_dict()["reg_token"], state["reg_token"])
     json.dumps(start)
+    # Once it is there, no network is needed.
+    monkeypatch.delattr(huggingface_hub, "get_hf_file_metadata")
+    assert start_from(build("vit_small_patch16_dinov3"), "timm") == start
 
 
-def test_without_a_network_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: str) -> str:
+def test_without_a_network_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network is asked once: hf_hub_download would ask again for 23 seconds, and log each time."""
+    asked = []
+
+    def fail(url: str) -> None:
+        asked.append(url)
         raise ConnectionError("[Errno -3] Temporary failure in name resolution\nfor a long time")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", fail)
     with pytest.raises(UserError) as refusal:
         start_from(build("deit_small_patch16_224"), "timm")
+    assert len(asked) == 1
     assert str(refusal.value) == (
         "MODEL.PRETRAIN_PATH_T timm: model.safetensors of timm/deit_small_patch16_224.fb_in1k cannot be "
         "fetched from Hugging Face (ConnectionError); where there is no network, fetch it elsewhere and name "
