@@ -109,7 +109,12 @@ def make_model(
     )
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad) / 1e6
     seen, size = backbone.trunk.seen_size, backbone.img_size
-    part = "" if seen == size else f" of the upper left {seen[0]} x {seen[1]} pixels"
+    part = ""
+    if seen != size:
+        part = (
+            f" of the upper left {seen[0]} x {seen[1]} pixels (train with INPUT.SIZE_TRAIN and "
+            f"INPUT.SIZE_TEST {list(seen)} to have whole images scaled to them)"
+        )
     logger.info(
         f"model {options.NAME}: {options.TRANSFORMER_TYPE}, {rows} x {columns} patches{part}, "
         f"heads {', '.join(branches)}, {trainable:.2f} M trainable parameters"

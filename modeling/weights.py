@@ -331,7 +331,9 @@ def _fill(
             fault = str(error)
         if fault:
             if not allow_partial:
-                raise WeightsError(f"{misfit}: {fault}")
+                same_shape = tensor.shape == wanted.shape
+                remedy = "" if same_shape else "; use the configuration that it was trained with"
+                raise WeightsError(f"{misfit}: {fault}{remedy}")
             report.dropped.append(f"({fault})")
             continue
         accepted[name] = tensor

@@ -666,7 +666,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
             scene.save({**scene.small_state(), "backbone.vit.cls_token": torch.ones(1, 1, 96)})
         ),
         "…/weights.pth does not fit this configuration: backbone.vit.cls_token has shape (1, 1, 96), "
-        "the model needs (1, 1, 64)",
+        "the model needs (1, 1, 64); use the configuration that it was trained with",
     ),
     "weights of another kind of number": (
         lambda scene: scene.test(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -113,7 +114,7 @@ def create_vit(
     architecture, _, tag = timm_name.partition(".")
     known = [found for family in FAMILIES for found in timm.list_models(module=family)]
     if architecture not in known:
-        close = difflib.get_close_matches(name, [*TIMM_NAMES, TINY_STEM, *known], n=3, cutoff=0.0)
+        close = _nearest_names(name, [*TIMM_NAMES, TINY_STEM, *known])
         raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} is unknown; nearest are {', '.join(close)}")
     tagged = timm.list_models(f"{architecture}.*", pretrained=True)
     if tag and timm_name not in tagged:
@@ -139,6 +140,15 @@ def create_vit(
             "distillation; use another timm ViT (distilled weights load into the plain DeiT)"
         )
     return vit
+
+
+def _nearest_names(name: str, known: Sequence[str]) -> list[str]:
+    """Three names like `name`; of those that share a word with it, such as `dinov2`, if there are any."""
+    words = re.findall(r"[a-z]{4,}\d*", name.lower())
+    related = [other for other in known if any(word in other.lower() for word in words)]
+    usable = [other for other in related or known if not other.startswith("test_")]  # those test timm itself
+    by_lower = {other.lower(): other for other in usable}
+    return [by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.0)]
 
 
 def _create_tiny_stem(

@@ -346,6 +346,7 @@ def test_construction_tells_what_of_an_image_is_not_seen_and_another_normalisati
     assert "were trained with INPUT.PIXEL_MEAN [0.48145466, 0.4578275, 0.40821073]" in normalisation
     assert "here they are [0.5, 0.5, 0.5]" in normalisation
     assert "4 x 2 patches of the upper left 56 x 28 pixels" in model
+    assert "INPUT.SIZE_TEST [56, 28] to have whole images scaled to them" in model
 
 
 @pytest.mark.parametrize("options", [{"MODEL.SIE_CAMERA": True}, {}], ids=["cameras", "no cameras"])

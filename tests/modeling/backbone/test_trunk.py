@@ -256,6 +256,8 @@ def test_nothing_is_recomputed_in_evaluation() -> None:
     ("name", "message"),
     [
         ("vit_base_patch16_dinov4", "nearest are vit_base_patch16_dinov3"),
+        ("dinov2_vits14", "nearest are vit_base_patch14_dinov2"),  # as the authors call it
+        ("DINOv3", "nearest are vit_7b_patch16_dinov3, vit_base_patch16_dinov3"),
         ("vit_medium_patch16_rope_reg1_gap_256", "has no class token"),
         ("vit_small_patch8_224.dinov9", r"tag that is unknown; timm has vit_small_patch8_224\.dino"),
     ],

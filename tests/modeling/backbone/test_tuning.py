@@ -281,24 +281,34 @@ def test_rates() -> None:
     }
 
 
+def make_short(name: str) -> tuple[Any, Tensor]:
+    """A ViT of timm with two blocks, the same each time, and images for it."""
+    size = (56, 28) if "14" in name else (64, 32)
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    vit = timm.create_model(name, num_classes=0, img_size=size, depth=2, embed_dim=64, num_heads=2)
+    for block in vit.blocks:
+        if getattr(block, "gamma_1", None) is not None:  # the layer scale of DINOv3 starts at 1e-5
+            nn.init.ones_(block.gamma_1)
+    return vit.eval(), images
+
+
 @pytest.mark.parametrize(
-    "name", ["vit_tiny_patch16_dinov3_qkvb", "eva02_base_patch14_224", "vit_tiny_patch16_224"]
+    "name",
+    [
+        "vit_small_patch16_dinov3",
+        "vit_tiny_patch16_dinov3_qkvb",
+        "eva02_base_patch14_224",
+        "vit_tiny_patch16_224",
+    ],
 )
 @torch.no_grad()
 def test_trunks_of_both_families(name: str) -> None:
     """Adapters fit all; LoRA fits separate projections and the plain fused one."""
-    size = (56, 28) if "14" in name else (64, 32)
-    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        return timm.create_model(
-            name, num_classes=0, img_size=size, depth=2, embed_dim=64, num_heads=2
-        ).eval()
-
-    expected = make().forward_features(images)
+    vit, images = make_short(name)
+    expected = vit.forward_features(images)
     for kind in ("adapter", "lora"):
-        vit = make()
+        vit, _ = make_short(name)
         if kind == "lora" and name.endswith("qkvb"):
             with pytest.raises(UserError, match=r"adds the biases of a fused.*choose MODEL\.TUNE adapter"):
                 tune_trunk(vit, kind)
@@ -308,8 +318,38 @@ def test_trunks_of_both_families(name: str) -> None:
         assert len(tuning) == 2
         assert torch.equal(vit.forward_features(images), expected)
         awaken(tuning)
-        # The layer scale of DINOv3 starts at 1e-5.
         assert not torch.equal(vit.forward_features(images), expected)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch16_dinov3",
+        "eva02_base_patch14_224",
+        "vit_small_patch16_rope_224",
+        "vit_tiny_patch16_224",
+    ],
+)
+@torch.no_grad()
+def test_lora_equals_a_trunk_with_the_product_in_its_weights(name: str) -> None:
+    """W x + s U D x is (W + s U D) x, for queries and values alone; rotations follow."""
+    (tuned, images), (merged, _) = make_short(name), make_short(name)
+    tuning: Any = tune_trunk(tuned, "lora", rank=2, scale=0.5)
+    awaken(tuning)
+    for own, block in zip(tuning, merged.blocks, strict=True):
+        change = {
+            n: 0.5 * part["shared"].up.weight @ part["shared"].down.weight for n, part in own.named_children()
+        }
+        if getattr(block.attn, "qkv", None) is not None:
+            nothing = torch.zeros_like(change["q"])
+            block.attn.qkv.weight += torch.cat([change["q"], nothing, change["v"]])
+        else:
+            block.attn.q_proj.weight += change["q"]
+            block.attn.v_proj.weight += change["v"]
+    untuned = make_short(name)[0].forward_features(images)
+    features = tuned.forward_features(images)
+    torch.testing.assert_close(features, merged.forward_features(images), atol=1e-4, rtol=1e-4)
+    assert (features - untuned).abs().max() > 0.01  # the comparison would see a part that is not added
 
 
 def test_misfits() -> None:
