@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from yacs.config import CfgNode
 
 from config import ConfigError, get_cfg, list_differences, load_config, merge_settings, stored_config
 from datasets.build import TrainingSplit, find_training_split, stored_modalities
 from engine.checkpoint import describe_choice
-from engine.runtime import seed_everything
 from modeling.checkpoint_file import WeightsError
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
@@ -79,8 +79,9 @@ def load_trained(
     cfg, differences = _make_config(content, file.path, config_file, overrides)
     data = content.get("data")
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)
-    seed_everything(cfg.SOLVER.SEED)  # what a partial file lacks is the same each time
-    model = make_model(cfg, *split.sizes, modalities=split.modalities)
+    with torch.random.fork_rng(devices=[]):  # the random state is the caller's
+        torch.default_generator.manual_seed(cfg.SOLVER.SEED)  # what a partial file lacks is always the same
+        model = make_model(cfg, *split.sizes, modalities=split.modalities)
     fill_model(model, add_trunk(model, file, cfg.MODEL.PRETRAIN_PATH_T), allow_partial=allow_partial)
     origin = {name: content[name] for name in ORIGIN if name in content}
     return Trained(cfg, model, split, describe_choice(content), origin, differences)

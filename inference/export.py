@@ -232,7 +232,7 @@ def measure_differences(run: Run, graph: ImagesToFeatures, images: Arrays) -> di
         images: by modality, (B, 3, H, W) each; B is the largest of `BATCHES` or more.
     """
     found = {}
-    for size in tqdm(BATCHES, desc="verify", unit="batch", leave=False):
+    for size in tqdm(BATCHES, desc="verify", unit="batch", leave=False, disable=None):
         complete = np.ones((size, len(Modality)), dtype=bool)
         mixed = complete.copy()  # each triple lacks another modality
         mixed[np.arange(size), np.arange(1, size + 1) % len(Modality)] = False

@@ -41,6 +41,7 @@ ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
 """A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits."""
 
 ON_ERROR = ("raise", "skip")
+DEVICES = ("auto", "cpu", "cuda")
 READERS = 4  # threads that decode images, which does not hold Python's lock
 LONG = 4  # batches from which on a progress bar is shown
 DARKENED = 0.25  # brightness of the patches that were not kept
@@ -182,8 +183,10 @@ class Predictor:
             pca: a file of `tools.embed --dim`, made with these weights.
             calibration: a file of `tools.calibrate`, made with these weights and this `pca`.
         """
-        trained = load_trained(weights, overrides, config_file=config_file)
         name, _, number = device.partition(":")
+        if name not in DEVICES:
+            raise UserError(f"there is no device {device!r}; choose from auto, cpu, cuda and cuda:N")
+        trained = load_trained(weights, overrides, config_file=config_file)
         return cls.of(
             trained,
             weights,
@@ -238,6 +241,9 @@ class Predictor:
             on_error: `raise` at the first image that cannot be read; with `skip` the row of its triple is
                 NaN, and the log lists the files.
         """
+        if not hasattr(triples, "__len__"):
+            kind = type(triples).__name__
+            raise UserError(f"embed takes a list of triples, not a {kind}; give [triple], or use stream")
         hidden = None if len(triples) > LONG * self._batch_size else True
         with tqdm(total=len(triples), desc="embed", unit="triple", leave=False, disable=hidden) as bar:
             parts = []
@@ -245,9 +251,8 @@ class Predictor:
                 parts.append(part)
                 bar.update(len(part.indices) + len(part.unreadable))
         read = [part for part in parts if part.indices]
-        if not read:
-            raise UserError(f"none of {len(triples)} triples can be read; there is nothing to embed")
-        features = torch.full((len(triples), read[0].features.shape[1]), torch.nan)
+        dim = read[0].features.shape[1] if read else self.dim
+        features = torch.full((len(triples), dim), torch.nan)
         for part in read:
             features[list(part.indices)] = part.features
         return features
@@ -329,6 +334,9 @@ class Predictor:
 
     def _read(self, triple: Triple) -> _ReadTriple:
         """The images as the model takes them, zeros where one is missing, and the camera."""
+        if not isinstance(triple, Triple):
+            kind = type(triple).__name__
+            raise UserError(f"a triple is a {kind}; give Triple(rgb=…, ni=…, ti=…), with what you have")
         if not any(image is not None for image in triple.images):
             raise UserError("a triple has no image; give at least one of rgb, ni and ti")
         if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
@@ -375,4 +383,7 @@ def _open(source: ImageSource, modality: Modality) -> Image.Image:
                 "(H, W, 3) of uint8, or (H, W) of uint8 or uint16"
             )
         source = Image.fromarray(source)
+    if not isinstance(source, Image.Image):
+        kind = type(source).__name__
+        raise UserError(f"the {modality.value} image is a {kind}; give a file, a PIL image or an array")
     return convert_to(make_upright(source), "RGB")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,8 +131,26 @@ def test_an_unreadable_file_is_named_or_skipped(
     parts = list(predictor.stream(iter(mixed), on_error="skip"))
     assert [part.indices for part in parts] == [(0, 2), (3, 4)]
     assert [list(part.unreadable) for part in parts] == [[1], [5]]
-    with pytest.raises(UserError, match="none of 1 triples can be read"):
-        predictor.embed(mixed[1:2], on_error="skip")
+    # Nothing that can be read, and nothing at all, have as many rows as everything else.
+    alone = predictor.embed(mixed[1:2], on_error="skip")
+    assert alone.shape == (1, predictor.dim)
+    assert alone.isnan().all()
+    assert predictor.embed([]).shape == (0, predictor.dim)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Triple("a.jpg"), r"a list of triples, not a Triple; give \[triple\]"),
+        (iter([Triple("a.jpg")]), "not a list_iterator; .*stream"),
+        (["a.jpg"], r"a triple is a str; give Triple\(rgb="),
+        ([("a.jpg", "b.jpg", None)], r"a triple is a tuple; give Triple\(rgb="),
+        ([Triple(ni=5)], "the NI image is a int; give a file, a PIL image or an array"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_triple_is_refused(predictor: Predictor, given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        predictor.embed(given)
 
 
 def test_a_stream_reads_only_one_batch_in_advance(predictor: Predictor, triples: list[Triple]) -> None:
@@ -197,6 +216,8 @@ def test_mistakes_are_refused(predictor: Predictor, triples: list[Triple], run: 
         predictor.embed(triples, on_error="ignore")
     with pytest.raises(UserError, match="there is no return pattern 4"):
         Predictor.load(run / "last.pth", pattern=4)
+    with pytest.raises(UserError, match="there is no device 'tpu'; choose from auto, cpu, cuda and cuda:N"):
+        Predictor.load(run / "last.pth", device="tpu")
     cfg = load_config(ROOT / "configs" / "Synthetic" / "Baseline.yml")
     whole = Predictor(make_model(cfg, 4, 2), make_eval_transform(cfg), device=torch.device("cpu"))
     with pytest.raises(UserError, match="keeps every patch"):
