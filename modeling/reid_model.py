@@ -139,14 +139,17 @@ class MultiModalReID(nn.Module):
         """Zeros or learned tokens in place of those that do not count."""
         if present is None:
             return tokens
+        tokens = tokens.emptied(present)  # of attention and images, too: nothing of an absent image is seen
         if self.absent_tokens is None:
-            return tokens.emptied(present)
+            return tokens
         filled = self.absent_tokens(tokens, present)
         if len(self.modalities) == len(Modality):
-            return filled
-        return filled.emptied(
-            PerModality.build(lambda m: torch.full_like(present.of(m), m in self.modalities))
-        )
+            return replace(filled, present=None)
+        # The learned tokens count, and a modality that the model does not have stays empty. Not by full_like,
+        # which the count of multiply-adds cannot trace.
+        ones, zeros = present.map(torch.ones_like), present.map(torch.zeros_like)
+        counts = PerModality.build(lambda m: (ones if m in self.modalities else zeros).of(m))
+        return replace(filled, present=counts)
 
     def _as_tokens(
         self,

@@ -176,14 +176,18 @@ class EditorBranch(Branch):
         with torch.no_grad():
             energy = self.rank_windows(tokens.images, tokens.grid)
             windows = largest(energy, self.frequency_keep)
-            looked_at = [largest(shares, self.head_keep).any(dim=1) for shares in tokens.rollout]
-            kept = torch.stack([windows, *looked_at]).any(dim=0)  # (B, N)
+            kept = torch.stack([windows, *tokens.rollout.map(self._looked_at)]).any(dim=0)  # (B, N)
         features, classes = self._fuse(tokens, kept)
         losses = {}
         if self.bcc_weight:
             losses["bcc"] = self.bcc_weight * background_loss(tokens.patches, ~kept)
         rows = {m.key: F.normalize(classes.of(m), dim=1) for m in Modality} if self.ocfr_weight else {}
         return BranchOutput(features, losses, _describe(tokens, kept, energy), rows)
+
+    def _looked_at(self, shares: Tensor) -> Tensor:
+        """The patches that any head of a modality leads to, (B, heads, N) -> (B, N); none if it is absent."""
+        is_there = shares.flatten(1).any(dim=1, keepdim=True)
+        return largest(shares, self.head_keep).any(dim=1) & is_there
 
     def _fuse(self, tokens: ModalTokens, kept: Tensor) -> tuple[Tensor, PerModality[Tensor]]:
         """The features (B, 3C), and the class tokens after the block of their modality, each (B, C)."""

@@ -24,6 +24,8 @@ ALL_PARTS = [*SMALL, "MODEL.HDM", "True", "MODEL.ATM", "True", "MODEL.HEAD", "2"
 SKIP = ["TEST.ABSENT", "skip"]
 TOKEN = [*SKIP, "MODEL.ABSENT_TOKEN", "True"]
 SLIM = [*SKIP, "MODEL.SLIM_LAYERS", "[2]"]
+ATTENTION = [*TOKEN, "MODEL.SDTPS_GUIDE", "attention"]
+EDITOR = [*TOKEN, "MODEL.USE_EDITOR", "True", "EDITOR.FREQUENCY_KEEP", "1", "EDITOR.HEAD_KEEP", "1"]
 ADAPTERS = [*SKIP, "MODEL.TUNE", "adapter", "MODEL.ADAPTER_SHARED", "False"]
 WAYS = {"zeros": [], "skip": SKIP, "token": TOKEN, "slim": SLIM, "adapters": ADAPTERS}
 RGB_TI = (Modality.RGB, Modality.TI)
@@ -89,7 +91,11 @@ def test_nothing_is_different_where_nothing_is_absent() -> None:
         assert_same(skip(batch), plain(batch))
 
 
-@pytest.mark.parametrize("options", [SKIP, TOKEN, SLIM], ids=["skip", "token", "slim"])
+@pytest.mark.parametrize(
+    "options",
+    [SKIP, TOKEN, SLIM, ATTENTION, EDITOR],
+    ids=["skip", "token", "slim", "attention", "editor"],
+)
 @torch.no_grad()
 def test_pixels_of_an_absent_image_do_not_matter(options: list[str]) -> None:
     """Presence is said, not seen: an image full of noise that is not there changes nothing."""
@@ -100,7 +106,11 @@ def test_pixels_of_an_absent_image_do_not_matter(options: list[str]) -> None:
     assert not torch.allclose(model(black).embedding(3), model(batch).embedding(3), atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [[], SKIP, TOKEN, SLIM], ids=["zeros", "skip", "token", "slim"])
+@pytest.mark.parametrize(
+    "options",
+    [[], SKIP, TOKEN, SLIM, ATTENTION, EDITOR],
+    ids=["zeros", "skip", "token", "slim", "attention", "editor"],
+)
 @torch.no_grad()
 def test_conditions_of_a_mixed_batch(options: list[str]) -> None:
     model, batch = build(options), mixed_batch()
@@ -206,6 +216,9 @@ def test_cost_is_that_of_the_images_that_are_there(monkeypatch: pytest.MonkeyPat
     assert part["HDM"] < 0.45 * whole["HDM"]  # 4 of 12 modalities in subsets
     skipped = count_multiply_adds(build(SKIP), RGB_TI)
     assert skipped["backbone"] == part["backbone"]
+    for options in (SKIP, TOKEN, EDITOR):  # nothing is missing: all of them can be counted
+        modalities = tuple(Modality) if options is EDITOR else RGB_TI
+        assert count_multiply_adds(build(options, modalities))["backbone"] > 0
     assert count_multiply_adds(three, RGB_TI)["backbone"] == whole["backbone"], "zeros cost as much as images"
     report = measure_cost(two, tuple(Modality))
     assert report.modalities == RGB_TI

@@ -91,6 +91,18 @@ def test_of_equal_scores_the_first_are_kept() -> None:
     assert not largest(scores, 0).any()
 
 
+def test_an_absent_modality_leads_to_no_patch(make_batch: MakeBatch) -> None:
+    """Its attention is all zeros, of which the first patches would be the largest."""
+    model = build("TEST.ABSENT", "skip", "MODEL.ABSENT_TOKEN", "True", "EDITOR.FREQUENCY_KEEP", "0").eval()
+    batch = make_batch([0, 1, 2], SIZE)
+    with torch.no_grad():
+        alone = model(batch.without([Modality.NI, Modality.TI])).selection
+        tokens = model.encode(batch)
+    assert alone is not None
+    assert tokens.rollout is not None
+    assert torch.equal(alone.masks.rgb, largest(tokens.rollout.rgb, 1).any(dim=1))
+
+
 def test_discarded_tokens_change_nothing() -> None:
     torch.manual_seed(0)
     block = HMABlock(128).double()
