@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
@@ -51,6 +52,19 @@ class AnyToAny:
         mean_ap, first = np.mean(scores, axis=0).tolist() if scores else (np.nan, np.nan)
         return mean_ap, first, len(scores)
 
+    @cached_property
+    def chance(self) -> float:
+        """The mean AP to be expected of the whole gallery in random order, for a query with all images."""
+        samples = self.results["complete"].samples
+        query, gallery = samples.triples.query_rows, samples.triples.gallery_rows
+        ids, groups = samples.person_ids, samples.groups
+        pairs = np.stack([ids, groups], axis=1)
+        num_dropped = _count(pairs[query], pairs[gallery])
+        num_positives = _count(ids[query], ids[gallery]) - num_dropped
+        is_scored = num_positives > 0
+        expected = expected_ap(len(gallery) - num_dropped[is_scored], num_positives[is_scored])
+        return float(expected.mean())
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for metrics.json, in percent."""
 
@@ -69,6 +83,7 @@ class AnyToAny:
             ],
             "mean": mean(False),
             "cross_modality_mean": mean(True),
+            "chance": {"mAP": 100 * self.chance},
         }
 
     def rank_lists(self, query: Side, gallery: Side, top: int) -> RankLists:
@@ -105,6 +120,30 @@ def score_any_to_any(results: Mapping[str, EvaluationResult]) -> AnyToAny:
             found[key] = metrics if metrics.num_queries else None
         cells[query, gallery] = found[key]
     return AnyToAny(sides, cells, results)
+
+
+def expected_ap(num_items: np.ndarray, num_positives: np.ndarray) -> np.ndarray:
+    """The average precision to be expected if the items come in random order.
+
+    Of n items and m positives, a positive is at each rank r with probability 1/n. Of the r − 1 items before
+    it, the share (m − 1) / (n − 1) is positive, on average. So the expected precision at its rank is
+    1/r + (1 − 1/r) (m − 1) / (n − 1), and the mean over the ranks, with H = 1 + 1/2 + … + 1/n,
+    (H + (n − H) (m − 1) / (n − 1)) / n.
+
+    Args:
+        num_items: n of each query, 1 or more, (Q,).
+        num_positives: m of each, from 1 to n, (Q,).
+    """
+    harmonic = np.cumsum(1 / np.arange(1, num_items.max(initial=0) + 1))[num_items - 1]
+    others = (num_positives - 1) / np.maximum(num_items - 1, 1)
+    return (harmonic + (num_items - harmonic) * others) / num_items
+
+
+def _count(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """How often each of the wanted labels, (Q,) or (Q, 2), occurs among others, (G,) or (G, 2): (Q,)."""
+    _, labels = np.unique(np.concatenate([wanted, among]), axis=0, return_inverse=True)
+    labels = labels.ravel()  # of any shape in some versions of numpy
+    return np.bincount(labels[len(wanted) :], minlength=len(labels))[labels[: len(wanted)]]
 
 
 def _common(query: Side, gallery: Side) -> Side:

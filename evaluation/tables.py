@@ -67,7 +67,7 @@ def condition_name(condition: str) -> str:
 
 
 def any_to_any_table(found: AnyToAny) -> str:
-    """mAP: one row per query, one column per gallery; cells that share no modality are marked, means last."""
+    """mAP, a row per query, a column per gallery; cells that share no modality are marked; means, chance."""
     names = {side: "+".join(m.value for m in side) for side in found.sides}
     lines = [f"{'query':<10} gallery: " + " ".join(f"{name:>9}" for name in names.values())]
     for query in found.sides:
@@ -81,6 +81,7 @@ def any_to_any_table(found: AnyToAny) -> str:
         mean_ap, first, count = found.mean(cross_modality=cross)
         if count:
             lines.append(f"mean of {count} cells ({what}): mAP {100 * mean_ap:.1f}, R-1 {100 * first:.1f}")
+    lines.append(f"chance (the whole gallery in random order): mAP {100 * found.chance:.1f}")
     return "\n".join(lines)
 
 

@@ -206,6 +206,7 @@ def test_the_reader_of_the_data_page(tmp_path: Path) -> None:
     assert cells["RGB", "TI", "→", "RGB", "TI"]["mAP"] == result["pattern_1"]["mAP"]
     assert found["any_to_any"]["cross_modality_mean"]["cells"] == 2
     summary = read_data(report, "summary")
+    assert summary["any_to_any"]["chance"] == found["any_to_any"]["chance"]
     assert summary["modalities"] == ["RGB", "TI"]
     assert summary["sources"]["RGB"] == ["learned", "own: RGB", "TI"]
     assert list(read_data(report, "triples/0")["complete"]) == ["RGB", "TI"]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from conftest import make_triples
 from errors import UserError
-from evaluation.any_to_any import AnyToAny, compared_parts, score_any_to_any
+from evaluation.any_to_any import AnyToAny, compared_parts, expected_ap, score_any_to_any
+from evaluation.distances import GivenDistances
 from evaluation.ranking import score_retrieval
 from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
 from evaluation.tables import any_to_any_table
@@ -107,10 +108,47 @@ def test_three_modalities_have_49_cells_and_12_without_a_common_one() -> None:
     assert content["cells"][1]["query"] == ["RGB"]
     assert content["cells"][1]["gallery"] == ["NI"]
     lines = any_to_any_table(matrix).splitlines()
-    assert len(lines) == 1 + 7 + 2
+    assert len(lines) == 1 + 7 + 3
     assert lines[1].startswith("RGB ")
     assert lines[1].count("*") == 3  # against NI, TI and NI + TI
-    assert lines[-1].startswith("mean of 12 cells (the marked, which share no modality): mAP")
+    assert lines[-2].startswith("mean of 12 cells (the marked, which share no modality): mAP")
+    assert lines[-1] == "chance (the whole gallery in random order): mAP 61.1"  # 11/18, one of three items
+    assert content["chance"] == {"mAP": pytest.approx(100 * 11 / 18)}
+
+
+def test_expected_ap_by_hand() -> None:
+    """One item; one of three: (1 + 1/2 + 1/3) / 3; two of three: at ranks 12, 13, 23; all of four."""
+    found = expected_ap(np.array([1, 3, 3, 4]), np.array([1, 1, 2, 4]))
+    two_of_three = np.mean([(1 + 1) / 2, (1 + 2 / 3) / 2, (1 / 2 + 2 / 3) / 2])
+    assert found == pytest.approx([1, 11 / 18, two_of_three, 1])
+
+
+@pytest.mark.parametrize("protocol", ["camera", "none"])
+def test_chance_is_the_mean_of_random_features(protocol: str) -> None:
+    """People and cameras in unequal numbers, one without a positive; queries are some of the triples."""
+    rng = np.random.default_rng(0)
+    person_ids = np.array([0, 0, 0, 1, 1, 1, 1, 1, 2, 3, 3])
+    camera_ids = np.array([0, 0, 1, 0, 1, 1, 2, 2, 0, 0, 1])
+    triples = make_triples([], query=[0, 2, 3, 4, 7, 8, 9], gallery=range(1, 11), protocol=protocol)
+    samples = EncodedSamples(
+        features={1: torch.zeros(11, 2)},
+        person_ids=person_ids,
+        camera_ids=camera_ids,
+        scene_ids=np.zeros(11, dtype=np.int64),
+        names=(),
+        triples=triples,
+        scoring=ScoringOptions(normalise=False),
+        present=PerModality.build(lambda _: np.ones(11, dtype=bool)),
+    )
+    result = EvaluationResult({1: score_retrieval(samples.retrieval(1))}, samples, seconds=0.0)
+    drawn = []
+    for _ in range(4000):
+        distances = GivenDistances(rng.random((7, 10), dtype=np.float32))
+        drawn.append(score_retrieval(replace(samples.retrieval(1), distances=distances)).mean_ap)
+    error = np.std(drawn) / len(drawn) ** 0.5
+    chance = AnyToAny((), {}, {"complete": result}).chance
+    assert chance == pytest.approx(np.mean(drawn), abs=4 * error)
+    assert error < 0.003
 
 
 def test_cells_use_the_triples_that_have_their_images() -> None:

@@ -105,6 +105,7 @@
     const means = [
       mean(matrix.mean, "mAP of all cells"),
       mean(matrix.cross_modality_mean, "of those without a common modality"),
+      `by chance ${fixed(matrix.chance.mAP)}`,
     ].filter(Boolean);
     const note = `original features · ${means.join(", ")} · click for the rank lists`;
     const content = REPORT.tables.anyToAnyMatrix(matrix, REPORT.state.values.cell, open);
