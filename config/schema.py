@@ -133,14 +133,14 @@ TABLE = (
     TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
     TrainKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
     Key("MODEL.TUNE", "full",
-        "What of the [trunk](method.md#tuning) learns: `full`, `frozen` (nothing), `bias` (its biases), or, "
-        "beside frozen weights, an `adapter` or `lora` in each block.",
+        "What of the [trunk](method.md#tuning) learns: `full`, `frozen` (nothing), `bias`, or an `adapter` "
+        "or `lora` in each block.",
         one_of("full", "frozen", "adapter", "lora", "bias")),
     Key("MODEL.TUNE_RANK", 16, "Width of an adapter's bottleneck; rank of LoRA.", between(1, 4096),
         unused=(NO_SMALL_PARTS,)),
     Key("MODEL.TUNE_SCALE", 1.0, "Factor on what adapters or LoRA add.", ABOVE_0, unused=(NO_SMALL_PARTS,)),
     Key("MODEL.ADAPTER_SHARED", True,
-        "All modalities share the adapters or LoRA. False: each modality has its own.",
+        "All modalities share adapters or LoRA. False: each has its own.",
         unused=(NO_SMALL_PARTS,)),
     TrainKey("MODEL.FROZEN", False, "DeMo's name for `MODEL.TUNE frozen`."),
     Key("MODEL.SIE_CAMERA", False, "Learn an embedding per camera.",
@@ -148,13 +148,13 @@ TABLE = (
     Key("MODEL.SIE_VIEW", False, "Learn an embedding per scene; with SIE_CAMERA, one per pair."),
     Key("MODEL.SIE_COE", 1.0, "Factor on this embedding.", FROM_0, unused=(NO_SIE,), demo=(3.0, FILES)),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: join each global feature with the mean of its patches."),
-    Key("MODEL.HDM", False, "Decouple the modalities into seven features."),
-    Key("MODEL.ABSENT_TOKEN", False, "Learned tokens stand in for a missing image, where nothing else does.",
+    Key("MODEL.HDM", False, "HDM: one feature for each subset of the modalities."),
+    Key("MODEL.ABSENT_TOKEN", False, "Learned tokens replace those of a missing image.",
         unused=((lambda cfg: cfg.TEST.ABSENT == "zeros", "TEST.ABSENT is zeros"),)),
     TrainKey("MODEL.ALIGN", 0.0,
-        "Weight of a contrastive loss between the modalities' globals of a person.", FROM_0,
+        "Weight of a contrastive loss between the globals of a person in different modalities.", FROM_0,
         unused=((lambda cfg: cfg.MODEL.USE_EDITOR, "MODEL.USE_EDITOR has no original features"),)),
-    Key("MODEL.MODALITY_GATE", False, "A scalar gate for each image, from its tokens."),
+    Key("MODEL.MODALITY_GATE", False, "Multiply the tokens of each image by a scalar computed from them."),
     Key("MODEL.ATM", False, "ATMoE: weigh these features by a mixture of experts. Needs HDM."),
     Key("MODEL.HEAD", 4, "Heads of ATMoE.", between(1, 1024), unused=(NO_ATM,), demo=(12, FILE_201)),
     Key("MODEL.DIRECT", 1, "`1`: one head on the three globals. `0`: one head per modality.", one_of(0, 1),
@@ -165,12 +165,12 @@ TABLE = (
     TrainKey("MODEL.NO_MARGIN", True, "Soft-margin triplet loss. False: with the margin SOLVER.MARGIN."),
     Key("MODEL.USE_SDTPS", False, "Select and aggregate patch tokens, guided across modalities."),
     Key("MODEL.SDTPS_SELECT", "score",
-        "`score` keeps the best patches. Controls: `random` keeps as many at random (in evaluation by their "
-        "position in the batch), `all` takes the mean of all.", one_of("score", "random", "all"),
+        "`score` keeps the best patches. Controls: `random` keeps as many at random, `all` takes the mean of "
+        "all.", one_of("score", "random", "all"),
         unused=(NO_SDTPS,)),
     Key("MODEL.SDTPS_GUIDE", "reduced",
-        "Score patches by their similarity with the globals after PIFE (`reduced`, as published) or with the "
-        "`class` tokens, or by the `attention` that the class token pays them.",
+        "Score patches by their similarity with the globals after PIFE (`reduced`, as published), with the "
+        "`class` tokens, or by the class token's `attention`.",
         one_of("reduced", "class", "attention"), unused=(NO_SDTPS, NO_SCORE)),
     Key("MODEL.SDTPS_SPARSE_RATIO", 0.5, "Share of patches kept.", RATIO, unused=(NO_SDTPS, ALL_PATCHES)),
     Key("MODEL.SDTPS_AGGR_RATIO", 0.4, "Aggregated tokens as a share of the kept patches.", RATIO,
@@ -182,14 +182,13 @@ TABLE = (
     TrainKey("MODEL.SDTPS_GUMBEL_TAU", 1.0, "Temperature of the Gumbel softmax.", ABOVE_0,
         unused=(NO_GUMBEL, NO_SCORE, NOT_LEARNED)),
     TrainKey("MODEL.SDTPS_LOSS_WEIGHT", 1.0, "Weight of the SDTPS losses.", FROM_0, unused=(NO_SDTPS,)),
-    Key("MODEL.SLIM_LAYERS", [], "Slimming: blocks of the backbone after which similar patches are merged.",
+    Key("MODEL.SLIM_LAYERS", [], "Blocks after which [similar patches are merged](method.md#slimming).",
         BLOCKS),
-    Key("MODEL.SLIM_KEEP", 0.7, "Share of the tokens that each leaves.", RATIO, unused=(NO_SLIM,)),
+    Key("MODEL.SLIM_KEEP", 0.7, "Share of the tokens that each merge leaves.", RATIO, unused=(NO_SLIM,)),
     Key("MODEL.USE_EDITOR", False,
         "[EDITOR](selectors.md#editor): select patches by attention and frequency, then fuse modalities."),
     Key("MODEL.USE_SIGNAL", False,
-        "[Signal](selectors.md): select patches within and across modalities, then let the globals attend to "
-        "them."),
+        "[Signal](selectors.md#signal): globals attend to patches selected within and across modalities."),
 
     Key("EDITOR.FREQUENCY", "mean",
         "What ranks windows: bright pixels of the `mean` image, as published, or `high`, the energy of the "
@@ -199,27 +198,25 @@ TABLE = (
     Key("EDITOR.HEAD_KEEP", 2, "Patches kept in each attention head of each modality.",
         between(1, MOST_PATCHES), unused=(NO_EDITOR,)),
     Key("EDITOR.DROP", False,
-        "Fuse the kept patches alone. False: carry the others along, as published. The features are the "
-        "same.",
+        "Fuse the kept patches alone. False: all, as published. The features are the same.",
         unused=(NO_EDITOR,)),
-    Key("EDITOR.AL", 1, "Auxiliary head on the class tokens, `1`: all side by side, `0`: each in turn.",
+    Key("EDITOR.AL", 1, "Auxiliary head on the class tokens: `1` concatenated, `0` each in turn.",
         one_of(0, 1), unused=(NO_EDITOR,)),
     TrainKey("EDITOR.BCC_WEIGHT", 1.0, "Weight of BCC, which makes backgrounds alike. 0: without.", FROM_0,
         unused=(NO_EDITOR,)),
-    TrainKey("EDITOR.OCFR_WEIGHT", 1.0, "Weight of OCFR, which pulls to centres of identities. 0: without.",
-        FROM_0, unused=(NO_EDITOR,)),
+    TrainKey("EDITOR.OCFR_WEIGHT", 1.0,
+        "Weight of OCFR, which pulls features to identity centres. 0: without.", FROM_0, unused=(NO_EDITOR,)),
 
     Key("SIGNAL.TOPK", 80,
-        "Patches that each global picks in its own modality; in the other two together it picks twice as "
-        "many.",
+        "Patches that each global picks in its own modality; twice as many in the other two together.",
         between(1, MOST_PATCHES), unused=(NO_SIGNAL,)),
     TrainKey("SIGNAL.DECISION", "published",
-        "`published`: the projections that pick across modalities never learn. `straight_through`: they do; "
-        "the features are the same.", one_of("published", "straight_through"), unused=(NO_SIGNAL,)),
+        "`published`: the projections that pick across modalities never learn; `straight_through`: they do.",
+        one_of("published", "straight_through"), unused=(NO_SIGNAL,)),
     TrainKey("SIGNAL.GAM_WEIGHT", 0.2, "Weight of the global alignment. 0: without.", FROM_0,
         unused=(NO_SIGNAL,)),
     TrainKey("SIGNAL.MIN_TEMPERATURE", 0.0,
-        "Lower bound of the global alignment's learned temperature, such as 0.01. 0: none, as published.",
+        "Lower bound of its learned temperature, such as 0.01. 0: none, as published.",
         FROM_0, unused=(NO_SIGNAL, NO_GAM)),
     TrainKey("SIGNAL.LAM_WEIGHT", 0.2, "Weight of the local alignment. 0: without.", FROM_0,
         unused=(NO_SIGNAL,)),
@@ -243,18 +240,18 @@ TABLE = (
         unused=(FROM_CSV,)),
     FreeKey("DATASETS.CSV", "", "The file that lists the triples of `DATASETS.NAMES CSV`.", unused=(NO_CSV,)),
     TrainKey("DATASETS.VAL_IDS", 0,
-        "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: "
-        "choose it on the test split, as DeMo does.", HELD_OUT),
+        "Training identities held out to [choose the best epoch](evaluation.md#choosing-the-epoch). 0: on "
+        "the test split, as in DeMo.", HELD_OUT),
 
     FreeKey("DATALOADER.NUM_WORKERS", 8, "Processes that load images; 0: the main one does.",
         between(0, 256), demo=(14, "The result is the same.")),
     TrainKey("DATALOADER.NUM_INSTANCE", 8, "K, images per identity in a batch.", PAIRS, demo=(16, FILE_201)),
     FreeKey("DATALOADER.CACHE", "none",
-        "`ram` keeps resized images in memory that the loading processes share (295 kB for a triple of 256 × "
-        "128), and refuses if they do not fit. `none` reads files every time.", one_of("none", "ram")),
+        "`ram` keeps resized images in shared memory (295 kB for a triple of 256 × 128), and stops if they "
+        "do not fit. `none` reads files every time.", one_of("none", "ram")),
     TrainKey("DATALOADER.ON_ERROR", "stop",
-        "At an unreadable training image, `stop`, or `skip` to another triple of the identity. Test images "
-        "always stop.", one_of("stop", "skip")),
+        "At an unreadable training image, `stop`, or `skip` to another triple of the identity.",
+        one_of("stop", "skip")),
 
     TrainKey("SOLVER.OPTIMIZER_NAME", "Adam", "The optimiser.", one_of("Adam", "AdamW", "SGD"),
         demo=("SGD", FILES)),
@@ -266,8 +263,8 @@ TABLE = (
         "Learning rate of the trunk's own weights. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo; "
         "BASE_LR for `MODEL.TUNE bias`. Adapters and LoRA learn at BASE_LR.", FROM_0),
     TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
-    TrainKey("SOLVER.LARGE_FC_LR", False, "A rate of their own for classifiers: FC_LR_FACTOR × BASE_LR."),
-    TrainKey("SOLVER.FC_LR_FACTOR", 2.0, "Its factor.", ABOVE_0, unused=(SAME_FC_LR,)),
+    TrainKey("SOLVER.LARGE_FC_LR", False, "Classifiers learn at FC_LR_FACTOR × BASE_LR."),
+    TrainKey("SOLVER.FC_LR_FACTOR", 2.0, "Factor of LARGE_FC_LR.", ABOVE_0, unused=(SAME_FC_LR,)),
     TrainKey("SOLVER.MOMENTUM", 0.9, "Momentum of SGD.", FRACTION, unused=(NOT_SGD,)),
     TrainKey("SOLVER.WEIGHT_DECAY", 1e-4, "Weight decay of everything but biases.", FROM_0),
     TrainKey("SOLVER.WEIGHT_DECAY_BIAS", 1e-4, "Weight decay of biases.", FROM_0),
@@ -280,12 +277,11 @@ TABLE = (
     TrainKey("SOLVER.LR_NOISE", True, "DeMo's ±67 % noise on the learning rate."),
     TrainKey("SOLVER.CLIP_GRAD", 0.0, "Largest gradient norm. 0: no clipping.", FROM_0),
     TrainKey("SOLVER.EMA_DECAY", 0.0,
-        "Evaluate and keep the [moving average](reliability.md#weight-averaging) of the weights, with this "
-        "decay per step, such as 0.99. 0: the weights themselves.", FRACTION),
+        "Decay per step of the [moving average](reliability.md#weight-averaging) of the weights, which is "
+        "evaluated and kept, such as 0.99. 0: none.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
     FreeKey("SOLVER.GRAD_CHECKPOINT", False,
-        "Compute the backbone's blocks again in the backward pass: less memory, about a quarter more time, "
-        "the same gradients."),
+        "Compute the backbone's blocks again in the backward pass: less memory, about a quarter more time."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
         demo=(10, "The last and the best are kept.")),
@@ -302,7 +298,7 @@ TABLE = (
     Key("TEST.MISS", "nothing", "Missing modalities.",
         one_of("nothing", "r", "n", "t", "rn", "rt", "nt"), demo=("None", "`None` is accepted.")),
     Key("TEST.ABSENT", "zeros",
-        "A missing image, in training and test: `zeros` (DeMo) go through the backbone, or `skip` it.",
+        "A missing image, in training and test: encode `zeros`, as in DeMo, or `skip` it.",
         one_of("zeros", "skip")),
     Key("TEST.RE_RANKING", "no", "k-reciprocal re-ranking (k1 = 50, k2 = 15, λ = 0.3).", one_of("yes", "no")),
     Key("TEST.UNSEEN_CAMERA", "mean",
