@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config import warn_about_unused
-from datasets.build import build_test_data
+from datasets.build import build_test_data, build_training_triples
 from engine.build import make_device
 from engine.command import run_command
 from engine.distributed import World
@@ -21,6 +21,7 @@ from engine.runtime import describe_software, git_commit, setup_log
 from evaluation.any_to_any import score_any_to_any
 from evaluation.build import find_conditions, make_evaluate
 from evaluation.result import results_as_dict
+from evaluation.shared_space import fit_shared_space
 from evaluation.tables import any_to_any_table, results_text
 from modeling.cost import measure_cost
 from modeling.make_model import warn_random_start
@@ -52,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with world.joined(device):
         # The test split, and one pass over it.
         with world.main_first():
-            data = build_test_data(cfg, trained.split, rank=world.rank, num_processes=world.size)
+            share = {"rank": world.rank, "num_processes": world.size}
+            data = build_test_data(cfg, trained.split, **share)
+            training = build_training_triples(cfg, trained.split, **share) if args.shared_space else None
         conditions = find_conditions(
             cfg,
             data.test.modalities,
@@ -62,14 +65,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         report = make_report_writer(cfg, report_folder, data, git_commit()) if report_folder else None
         evaluate = make_evaluate(cfg, data.test, device, world, conditions)
         results = evaluate(model.to(device), observe=report and report.observe)
+        space = None
+        if training is not None:
+            logger.info("fitting a space that all modalities share to the training split")
+            encoded = make_evaluate(cfg, training, device, world, ["complete"])(model)["complete"]
+            space = fit_shared_space(encoded.samples)
     if not world.is_main:
         return
     # The results.
     cost = measure_cost(model, data.test.modalities)
     logger.info(results_text(weights, trained.choice, results))
-    matrix = score_any_to_any(results) if args.any_to_any else None
+    matrix = score_any_to_any(results, space) if args.any_to_any else None
     if matrix is not None:
-        logger.info("any to any, mAP of the original features\n%s", any_to_any_table(matrix))
+        logger.info(any_to_any_table(matrix))
     warn_random_start(cfg, trained.initial_weights)
     logger.info("cost\n%s", cost.table())
     if args.save_features is not None:

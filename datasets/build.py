@@ -175,6 +175,18 @@ def build_test_data(
     )
 
 
+def build_training_triples(
+    cfg: CfgNode, trained_on: TrainingSplit, *, rank: int = 0, num_processes: int = 1
+) -> RetrievalSet:
+    """The training split of the data set, seen as test images: not augmented, each triple once."""
+    source, folder = _find_data(cfg)
+    read = _hold_out(cfg, source, _read(cfg, source, folder))
+    splits, _ = _number_groups(cfg, source, _restrict(read, trained_on.modalities), trained_on)
+    return _make_retrieval_set(
+        cfg, source, splits.train, splits.train, rank=rank, num_processes=num_processes
+    )
+
+
 def read_splits(cfg: CfgNode, *, test_only: bool = False, may_draw: bool = True) -> tuple[Splits, str]:
     """The records of the data set that `cfg.DATASETS` names, some held out, and its protocol."""
     source, folder = _find_data(cfg, may_draw=may_draw)

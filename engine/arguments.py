@@ -116,10 +116,18 @@ def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="also search each combination of modalities in each other one, as a matrix",
     )
+    parser.add_argument(
+        "--shared_space",
+        action="store_true",
+        help="with --any_to_any, compare in a space that all modalities share, fitted to the training split",
+    )
     for option, metavar, what in (
         ("--save_features", "FILE", "the features of the test images as .npz"),
         ("--metrics", "FILE", "the numbers as JSON, also by identity and pair of cameras"),
         ("--report", "DIR", "a folder that shows results, ranked lists and selected patches in a browser"),
     ):
         parser.add_argument(option, metavar=metavar, type=output_path, help=f"write {what}")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if args.shared_space and not args.any_to_any:
+        parser.error("--shared_space is for the matrix of --any_to_any; add it")
+    return args

@@ -3,16 +3,16 @@
 The descriptors are the parts of return pattern 1: one per modality, made of its image alone. What both sides
 have is compared part by part: the common parts, side by side. Sides that share no modality are compared
 across parts: each by the mean of its parts, every part at length 1. What only one side has does not count
-beside a common part.
+beside a common part. In a shared space (`shared_space.py`) a part is first mapped into it, at length 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from structures import Modality, RankingMetrics
 NOBODY = -1
 """An identity that no triple has."""
 
+Project: TypeAlias = Callable[[Modality, Tensor], Tensor]
+"""The part of a modality, (S, C) -> where it is in a space that all modalities share, (S, P)."""
+
 Side = tuple[Modality, ...]
 """The modalities that one side has, in the order of `Modality`."""
 
@@ -41,6 +44,7 @@ class AnyToAny:
     # By query and gallery; None where no query has a positive.
     cells: Mapping[tuple[Side, Side], RankingMetrics | None]
     results: Mapping[str, EvaluationResult]  # what was encoded, by condition
+    project: Project | None = None  # into a shared space; None: the parts are compared as they are
 
     def mean(self, *, cross_modality: bool) -> tuple[float, float, int]:
         """The mean mAP and Rank-1 of all cells, or of those that share no modality, and their number."""
@@ -84,20 +88,22 @@ class AnyToAny:
             "mean": mean(False),
             "cross_modality_mean": mean(True),
             "chance": {"mAP": 100 * self.chance},
+            "shared_space": self.project is not None,
         }
 
     def rank_lists(self, query: Side, gallery: Side, top: int) -> RankLists:
         """The ranked lists of a cell that has a score, of all queries; the items are rows of the samples."""
-        retrieval, gallery_rows = _retrieve(self.results, query, gallery)
+        retrieval, gallery_rows = _retrieve(self.results, query, gallery, self.project)
         return nearest(retrieval, top).with_rows(gallery_rows)
 
 
-def score_any_to_any(results: Mapping[str, EvaluationResult]) -> AnyToAny:
+def score_any_to_any(results: Mapping[str, EvaluationResult], project: Project | None = None) -> AnyToAny:
     """Rank every subset of the modalities against every other; nothing is encoded again.
 
     Args:
         results: of all conditions, where the part of a modality depends on what else is there;
             otherwise `complete` is enough.
+        project: takes parts into a shared space; None compares them as they are.
     """
     samples = results["complete"].samples
     modalities = samples.triples.modalities
@@ -116,10 +122,10 @@ def score_any_to_any(results: Mapping[str, EvaluationResult]) -> AnyToAny:
         common = _common(query, gallery)
         key = (common, common) if is_plain and common else (query, gallery)
         if key not in found:
-            metrics = score_queries(_retrieve(results, query, gallery)[0])
+            metrics = score_queries(_retrieve(results, query, gallery, project)[0])
             found[key] = metrics if metrics.num_queries else None
         cells[query, gallery] = found[key]
-    return AnyToAny(sides, cells, results)
+    return AnyToAny(sides, cells, results, project)
 
 
 def expected_ap(num_items: np.ndarray, num_positives: np.ndarray) -> np.ndarray:
@@ -151,7 +157,7 @@ def _common(query: Side, gallery: Side) -> Side:
 
 
 def _retrieve(
-    results: Mapping[str, EvaluationResult], query: Side, gallery: Side
+    results: Mapping[str, EvaluationResult], query: Side, gallery: Side, project: Project | None
 ) -> tuple[Retrieval, np.ndarray]:
     """All queries and the gallery items of a cell, and the rows (G,) of these among the samples.
 
@@ -168,6 +174,8 @@ def _retrieve(
         samples = results.get(condition, results["complete"]).samples
         parts = samples.features[1][rows].chunk(len(samples.parts), dim=1)
         by_modality = dict(zip(samples.parts, parts, strict=True))
+        if project is not None:
+            by_modality = {m: F.normalize(project(m, by_modality[m]), dim=1) for m in common or side}
         return compared_parts(by_modality, side, common, normalise=samples.scoring.normalise).numpy()
 
     gallery_rows = triples.gallery_rows[is_there(gallery)[triples.gallery_rows]]

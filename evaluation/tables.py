@@ -69,7 +69,9 @@ def condition_name(condition: str) -> str:
 def any_to_any_table(found: AnyToAny) -> str:
     """mAP, a row per query, a column per gallery; cells that share no modality are marked; means, chance."""
     names = {side: "+".join(m.value for m in side) for side in found.sides}
-    lines = [f"{'query':<10} gallery: " + " ".join(f"{name:>9}" for name in names.values())]
+    where = "" if found.project is None else ", in the space that all modalities share"
+    lines = [f"any to any, mAP of the original features{where}"]
+    lines += [f"{'query':<10} gallery: " + " ".join(f"{name:>9}" for name in names.values())]
     for query in found.sides:
         cells = []
         for gallery in found.sides:

@@ -63,6 +63,11 @@ def _missing(parser: Parser) -> None:
     parser.add_argument(
         "--any_to_any", action="store_true", help="search each combination of modalities in each other one"
     )
+    parser.add_argument(
+        "--shared_space",
+        action="store_true",
+        help="the same, in a space that all modalities share, fitted to the training split",
+    )
 
 
 def _slim(parser: Parser) -> None:

@@ -1,7 +1,7 @@
 """`python -m studies missing`: how the variants of a study do without some modalities, or across them.
 
-Every finished run is evaluated once, by test_net.py with --missing all or --any_to_any; the numbers stay in
-its folder.
+Every finished run is evaluated once, by test_net.py with --missing all, --any_to_any or --any_to_any
+--shared_space; the numbers stay in its folder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ Scores = dict[str, float]
 def main(args: argparse.Namespace) -> None:
     """Evaluate what has not been evaluated yet, and log a table: mean ± standard deviation over the runs."""
     read, option = (read_matrix, "any_to_any") if args.any_to_any else (read_conditions, "missing")
+    if args.shared_space:
+        read, option = read_matrix, "shared_space"
     found = {
         variant: {run.name: read(evaluate_run(run, option)) for run in runs}
         for variant, runs in finished_runs(args.study, args.variants).items()
@@ -41,7 +43,11 @@ def evaluate_run(run: Path, option: str) -> dict[str, Any]:
     """What test_net.py finds with the run's last weights, from its file or anew."""
     path = run / f"{option}.json"
     if not path.is_file():
-        asked = {"missing": ["--missing", "all"], "any_to_any": ["--any_to_any"]}[option]
+        asked = {
+            "missing": ["--missing", "all"],
+            "any_to_any": ["--any_to_any"],
+            "shared_space": ["--any_to_any", "--shared_space"],
+        }[option]
         test_net.main(
             [*asked, "--metrics", str(path), "TEST.WEIGHT", str(run / "last.pth"), "OUTPUT_DIR", str(run)]
         )

@@ -108,9 +108,9 @@ def test_three_modalities_have_49_cells_and_12_without_a_common_one() -> None:
     assert content["cells"][1]["query"] == ["RGB"]
     assert content["cells"][1]["gallery"] == ["NI"]
     lines = any_to_any_table(matrix).splitlines()
-    assert len(lines) == 1 + 7 + 3
-    assert lines[1].startswith("RGB ")
-    assert lines[1].count("*") == 3  # against NI, TI and NI + TI
+    assert len(lines) == 2 + 7 + 3
+    assert lines[2].startswith("RGB ")
+    assert lines[2].count("*") == 3  # against NI, TI and NI + TI
     assert lines[-2].startswith("mean of 12 cells (the marked, which share no modality): mAP")
     assert lines[-1] == "chance (the whole gallery in random order): mAP 61.1"  # 11/18, one of three items
     assert content["chance"] == {"mAP": pytest.approx(100 * 11 / 18)}

@@ -44,6 +44,12 @@ def test_runs_are_evaluated_once(
     across = capsys.readouterr().out
     assert f"| {scores['mean of 12 without a common modality']:.1f} | – | – |" in across
 
+    main(["missing", str(study), "--shared_space"])
+    shared = json.loads((run / "shared_space.json").read_text())["any_to_any"]
+    assert (matrix["shared_space"], shared["shared_space"]) == (False, True)
+    assert read_matrix({"any_to_any": shared}).keys() == scores.keys()
+    assert f"| {shared['cross_modality_mean']['mAP']:.1f} | – | – |" in capsys.readouterr().out
+
     monkeypatch.setattr(test_entry, "main", lambda argv: pytest.fail("it was evaluated before"))
     main(["missing", str(study), "--variants", "small"])
     assert capsys.readouterr().out.splitlines()[-1] == first.splitlines()[-1]

@@ -107,7 +107,8 @@
       mean(matrix.cross_modality_mean, "of those without a common modality"),
       `by chance ${fixed(matrix.chance.mAP)}`,
     ].filter(Boolean);
-    const note = `original features · ${means.join(", ")} · click for the rank lists`;
+    const features = matrix.shared_space ? "original features in a shared space" : "original features";
+    const note = `${features} · ${means.join(", ")} · click for the rank lists`;
     const content = REPORT.tables.anyToAnyMatrix(matrix, REPORT.state.values.cell, open);
     return card("card-any", "Any to any", note, content);
   }

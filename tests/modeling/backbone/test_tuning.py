@@ -286,7 +286,7 @@ def make_short(name: str) -> tuple[Any, Tensor]:
     size = (56, 28) if "14" in name else (64, 32)
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     torch.manual_seed(0)
-    vit = timm.create_model(name, num_classes=0, img_size=size, depth=2, embed_dim=64, num_heads=2)
+    vit: Any = timm.create_model(name, num_classes=0, img_size=size, depth=2, embed_dim=64, num_heads=2)
     for block in vit.blocks:
         if getattr(block, "gamma_1", None) is not None:  # the layer scale of DINOv3 starts at 1e-5
             nn.init.ones_(block.gamma_1)
