@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+_ROOT = Path(__file__).resolve().parent
+
+# Our packages have everyday names, and Python keeps one module of a name.
+for _name in sorted(path.parent.name for path in _ROOT.glob("*/__init__.py")):
+    _file = getattr(sys.modules.get(_name), "__file__", None)
+    if _file and _ROOT not in Path(_file).resolve().parents:
+        raise ImportError(
+            f"{_ROOT} has a package {_name!r}, and this program has imported another one, {_file}; load the "
+            "checkout first, or in a process of its own"
+        )
 
 from config import load_config
 from inference import Predictor
@@ -14,7 +26,7 @@ from trained import load_trained
 
 dependencies = ["torch", "torchvision", "timm", "yacs", "yaml", "safetensors", "PIL", "tqdm"]
 
-_DEFAULT = Path(__file__).parent / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
+_DEFAULT = _ROOT / "configs" / "RGBNT201" / "DeMo_SDTPS.yml"
 
 
 def demo_sdtps(

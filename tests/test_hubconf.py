@@ -56,3 +56,15 @@ def test_a_model_with_random_weights() -> None:
     )
     assert not model.training
     assert model.heads["sdtps"].classifier.weight.shape == (5, 192)
+
+
+def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").touch()
+    program = "import datasets, sys, torch; torch.hub.load(sys.argv[1], 'predictor', 'x.pth', source='local')"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"has a package 'datasets', and this program has imported another one, {tmp_path}" in last
+    assert last.endswith("load the checkout first, or in a process of its own")
