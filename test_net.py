@@ -23,7 +23,7 @@ from evaluation.build import find_conditions, make_evaluate
 from evaluation.result import results_as_dict
 from evaluation.shared_space import fit_shared_space
 from evaluation.tables import any_to_any_table, results_text
-from modeling.cost import measure_cost
+from modeling.cost import try_cost
 from modeling.make_model import warn_random_start
 from reporting.build import make_report_writer
 from reporting.folder import ReportFolder
@@ -56,12 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             share = {"rank": world.rank, "num_processes": world.size}
             data = build_test_data(cfg, trained.split, **share)
             training = build_training_triples(cfg, trained.split, **share) if args.shared_space else None
-        conditions = find_conditions(
-            cfg,
-            data.test.modalities,
-            args.missing,
-            any_to_any=args.any_to_any,
-        )
+        conditions = find_conditions(cfg, data.test.modalities, args.missing, any_to_any=args.any_to_any)
         report = make_report_writer(cfg, report_folder, data, git_commit()) if report_folder else None
         evaluate = make_evaluate(cfg, data.test, device, world, conditions)
         results = evaluate(model.to(device), observe=report and report.observe)
@@ -73,23 +68,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not world.is_main:
         return
     # The results.
-    cost = measure_cost(model, data.test.modalities)
     logger.info(results_text(weights, trained.choice, results))
     matrix = score_any_to_any(results, space) if args.any_to_any else None
     if matrix is not None:
         logger.info(any_to_any_table(matrix))
     warn_random_start(cfg, trained.initial_weights)
-    logger.info("cost\n%s", cost.table())
+    cost = try_cost(model, data.test.modalities)
+    costs = None if cost is None else cost.as_dict()
+    if cost is not None:
+        logger.info("cost\n%s", cost.table())
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())
         logger.info("wrote the features of the test triples to %s", args.save_features)
     if args.metrics is not None:
-        found = {**results_as_dict(results), "cost": cost.as_dict()}
-        save_json(args.metrics, found if matrix is None else {**found, "any_to_any": matrix.as_dict()})
+        more = {"cost": costs, "any_to_any": matrix and matrix.as_dict()}
+        found = {name: part for name, part in more.items() if part is not None}
+        save_json(args.metrics, {**results_as_dict(results), **found})
         logger.info("wrote the numbers to %s", args.metrics)
     if report is not None:
         history = {"choice": trained.choice, **read_history(Path(weights).parent)}
-        page = report.finish(results, cost=cost.as_dict(), history=history, any_to_any=matrix)
+        page = report.finish(results, cost=costs, history=history, any_to_any=matrix)
         logger.info("report: open %s in a browser", page)
 
 

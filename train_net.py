@@ -22,7 +22,7 @@ from engine.runtime import seed_everything
 from engine.train import Trainer
 from evaluation.build import make_evaluate
 from modeling.checkpoint_names import with_current_names
-from modeling.cost import measure_cost
+from modeling.cost import try_cost
 from modeling.make_model import fill_start, make_model, warn_random_start
 from modeling.weights import frozen_entries
 from reporting.build import make_selection_watch
@@ -86,10 +86,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         test = make_evaluate(cfg, data.test, device, world)
         last, summary = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            cost = measure_cost(model, data.test.modalities)
-            write_metrics(trainer, last, summary, cost.as_dict())
+            cost = try_cost(model, data.test.modalities)
+            write_metrics(trainer, last, summary, None if cost is None else cost.as_dict())
             warn_random_start(cfg, trainer.progress.initial_weights)  # again, below the scores
-            logger.info("cost\n%s", cost.table())
+            if cost is not None:
+                logger.info("cost\n%s", cost.table())
 
 
 if __name__ == "__main__":

@@ -113,6 +113,8 @@ def _make_config(
             )
         return load_config(config_file, overrides), []
     trained = stored_config(content["config"], path)
+    here = get_cfg().MODEL  # the device of the machine that trained it is not that of this one
+    trained.MODEL.DEVICE, trained.MODEL.DEVICE_ID = here.DEVICE, here.DEVICE_ID
     cfg = load_config(config_file, overrides, start=trained)
     if differences := list_differences(trained, cfg):
         listed = "\n  ".join(differences)

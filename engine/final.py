@@ -87,10 +87,10 @@ def write_metrics(
     trainer: Trainer,
     last: EvaluationResult,
     summary: Mapping[str, Mapping[str, Any]],
-    cost: Mapping[str, Any],
+    cost: Mapping[str, Any] | None,
 ) -> None:
-    """Log what `score_epochs` found; add it, the breakdown and the cost of the model to metrics.json."""
-    found = {"summary": summary, "breakdown": last.breakdown, "cost": cost}
+    """Log what `score_epochs` found; add it, the breakdown and the cost, if known, to metrics.json."""
+    found = {"summary": summary, "breakdown": last.breakdown, **({} if cost is None else {"cost": cost})}
     save_json(trainer.folder / "metrics.json", {**trainer.progress.as_metrics(), **found})
     # The table, with a sentence on how the best epoch was chosen.
     split = trainer.options.eval_split

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -15,9 +16,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from errors import on_one_line
 from modeling.branches import Branch
 from modeling.reid_model import MultiModalReID
 from structures import ModalBatch, Modality, PerModality
+
+logger = logging.getLogger(__name__)
 
 BATCH = 2
 """Triples of which the memory of a training step is measured; batch normalisation needs two."""
@@ -237,7 +241,9 @@ def _training(model: MultiModalReID) -> Iterator[ModalBatch]:
     images = PerModality.build(lambda _: torch.zeros(BATCH, 3, *model.backbone.img_size, device=device))
     ids = torch.zeros(BATCH, dtype=torch.long, device=device)
     was_training, buffers = model.training, {name: b.clone() for name, b in model.named_buffers()}
-    half = torch.autocast(device.type, torch.float16, enabled=device.type == "cuda")  # as training does
+    half = torch.autocast(
+        device.type, torch.float16, enabled=device.type == "cuda"
+    )  # as training does; bfloat16 is as large
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad(), half:
             yield ModalBatch(images.map(torch.randn_like), ids, ids, ids)
@@ -278,6 +284,22 @@ def _cuda_peak(model: MultiModalReID, batch: ModalBatch) -> int:
         [head.logits.float().sum() for head in output.heads] + list(output.losses.values())
     ).sum().backward()
     return torch.cuda.max_memory_allocated(batch.person_ids.device)
+
+
+def try_cost(model: MultiModalReID, modalities: Sequence[Modality]) -> CostReport | None:
+    """As `measure_cost`; None, with a warning, for a model that cannot be traced or does not fit in memory.
+
+    The scores of a run must not be lost because of it.
+    """
+    try:
+        return measure_cost(model, modalities)
+    except Exception as error:  # a branch from outside may raise anything
+        logger.warning(
+            "the cost of this model is left out, since it could not be measured: %s: %s",
+            type(error).__name__,
+            on_one_line(str(error))[:200],
+        )
+        return None
 
 
 def measure_cost(model: MultiModalReID, modalities: Sequence[Modality] | None = None) -> CostReport:

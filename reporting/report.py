@@ -98,7 +98,7 @@ class ReportWriter:
         self,
         results: Mapping[str, EvaluationResult],
         *,
-        cost: Mapping[str, Any],
+        cost: Mapping[str, Any] | None,
         history: Mapping[str, Any],
         any_to_any: AnyToAny | None = None,
     ) -> Path:
@@ -106,7 +106,7 @@ class ReportWriter:
 
         Args:
             results: by missing-modality condition. The first is shown first.
-            cost: plain numbers, as in metrics.json.
+            cost: plain numbers, as in metrics.json; None if it is not known.
             history: `epochs` and `summary` of the metrics.json of training, and `choice`: which epoch the
                 weights are of, in words; each only where it is known.
             any_to_any: the matrix, if it was asked for.
@@ -145,7 +145,7 @@ class ReportWriter:
             "feature_map": feature_maps(main),
             "controls": control_data(history.get("summary", {})),
             "training": training_data(history.get("epochs", [])),
-            "cost": cost_data(cost["parts"]),
+            "cost": None if cost is None else cost_data(cost["parts"]),
         }
         self._folder.write_data("summary", summary)
         return self._folder.publish()

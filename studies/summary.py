@@ -112,7 +112,7 @@ def read_result(folder: Path, pattern: int | None, epoch: str = "last") -> RunRe
         "R-1": ranking["rank_1"],
         "on person": float(np.mean(known)) if known else None,
         "best possible": found.get("kept_patch_precision", {}).get("best_possible"),
-        "GFLOPs": metrics["cost"]["parts"]["total"]["gflops"],
+        "GFLOPs": metrics["cost"]["parts"]["total"]["gflops"] if "cost" in metrics else None,
         "minutes": None if None in seconds else sum(seconds) / 60,
         **kept,
     }

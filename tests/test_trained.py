@@ -180,3 +180,37 @@ def test_a_setting_without_effect_is_no_difference() -> None:
         load_config(SMALL_MODEL, [*with_cameras, *more]) for more in ([], ["MODEL.SIE_COE", "3.0"])
     )
     assert list_differences(trained, cfg) == ["MODEL.SIE_COE is 3.0, in the checkpoint 1.0"]
+
+
+def test_the_device_of_the_training_machine_does_not_count(run: Path, tmp_path: Path) -> None:
+    content = torch.load(run / "last.pth", weights_only=True)
+    config = (
+        content["config"].replace("DEVICE: auto", "DEVICE: cuda").replace("DEVICE_ID: '0'", "DEVICE_ID: '3'")
+    )
+    assert "DEVICE: cuda" in config
+    assert "DEVICE_ID: '3'" in config
+    weights = change(run / "last.pth", tmp_path / "other.pth", config=config)
+    options = load_trained(weights).cfg.MODEL
+    assert (options.DEVICE, options.DEVICE_ID) == ("auto", "0")
+    assert load_trained(weights, ["MODEL.DEVICE_ID", "1"]).cfg.MODEL.DEVICE_ID == "1"
+
+
+def test_scores_are_kept_where_the_cost_cannot_be_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mini_settings: list[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("cannot trace")
+
+    monkeypatch.setattr("modeling.cost.measure_cost", fail)
+    words = ["--report", str(tmp_path / "report"), "--metrics", str(tmp_path / "metrics.json")]
+    test_entry.main([*words, "TEST.WEIGHT", str(run / "last.pth")])
+    found = json.loads((tmp_path / "metrics.json").read_text())
+    assert "cost" not in found
+    assert found["result"]["pattern_3"]["mAP"] > 0
+    assert '"cost":null' in (tmp_path / "report" / "data" / "summary.js").read_text().replace(" ", "")
+    own = tmp_path / "own"
+    short = ["SOLVER.MAX_EPOCHS", "1", "SOLVER.WARMUP_ITERS", "0", "TEST.CONTROLS", "False"]
+    train_entry.main(["--config_file", str(SMALL_MODEL), *mini_settings, *short, "OUTPUT_DIR", str(own)])
+    trained = json.loads((own / "metrics.json").read_text())
+    assert "cost" not in trained
+    assert "last epoch" in trained["summary"]

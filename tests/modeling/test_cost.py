@@ -186,3 +186,17 @@ class Two(nn.Module):
         """(B, 3, 1, 4) -> (B, 3, 4)."""
         hidden: torch.Tensor = self.second(self.first(batch.images.rgb.squeeze(2)).relu())
         return hidden
+
+
+def test_a_model_that_cannot_be_measured_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> dict[str, int]:
+        raise RuntimeError("cannot trace\na compiled module")
+
+    model = build("Synthetic/Baseline.yml")
+    assert isinstance(cost.try_cost(model, model.modalities), CostReport)
+    monkeypatch.setattr(cost, "count_multiply_adds", fail)
+    assert cost.try_cost(model, model.modalities) is None
+    wanted = "is left out, since it could not be measured: RuntimeError: cannot trace\\na compiled module"
+    assert wanted in caplog.text
