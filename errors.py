@@ -1,4 +1,4 @@
-"""The error that users see, and text for its message. Every package may import from here."""
+"""The error that users see, and what its messages need. Every package may import from here."""
 
 from __future__ import annotations
 
@@ -13,3 +13,9 @@ class UserError(ValueError):
 def on_one_line(text: object) -> str:
     """The text for a message: what would break the line, or cannot be printed, is escaped."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
+def is_redefined(known: object, new: object) -> bool:
+    """Whether both are one function of a module, defined twice, as when a cell of a notebook runs again."""
+    places = [(getattr(f, "__module__", None), getattr(f, "__qualname__", None)) for f in (known, new)]
+    return places[0] == places[1] and None not in places[0]

@@ -110,6 +110,7 @@ NO_CSV = (lambda cfg: cfg.DATASETS.NAMES != "CSV", "DATASETS.NAMES is not CSV")
 CLIP = (lambda cfg: cfg.MODEL.TRANSFORMER_TYPE == "ViT-B-16", "the backbone is ViT-B-16, as in DeMo")
 SOFT_MARGIN = (lambda cfg: cfg.MODEL.NO_MARGIN, "MODEL.NO_MARGIN is on")
 SAME_FC_LR = (lambda cfg: not cfg.SOLVER.LARGE_FC_LR, "SOLVER.LARGE_FC_LR is off")
+NO_AMP = (lambda cfg: not cfg.SOLVER.AMP, "SOLVER.AMP is off")
 NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
 
 FILES = "DeMo's files"
@@ -280,6 +281,9 @@ TABLE = (
         "Decay per step of the [moving average](reliability.md#weight-averaging) of the weights, which is "
         "evaluated and kept, such as 0.99. 0: none.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
+    TrainKey("SOLVER.AMP_DTYPE", "float16",
+        "Its type. `bfloat16` does not overflow, which large trunks may need; GPUs from Ampere on have it.",
+        one_of("float16", "bfloat16"), unused=(NO_AMP,)),
     FreeKey("SOLVER.GRAD_CHECKPOINT", False,
         "Compute the backbone's blocks again in the backward pass: less memory, about a quarter more time."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
@@ -374,8 +378,11 @@ def register_key(name: str, default: Any, help: str = "", check: Check | None = 
         check: what it accepts besides its type, such as `between(0, 1)` or `one_of("a", "b")`.
     """
     section, _, last = name.partition(".")
-    if section not in SECTIONS or not last or name in KEYS:
+    if section not in SECTIONS or not last:
         raise ValueError(f"{name!r} is no new key of {', '.join(SECTIONS)}")
+    known = KEYS.get(name)
+    if known is not None and (known.default, known.help) != (default, help):  # else a cell that runs twice
+        raise ValueError(f"there is a key {name} already; choose another name")
     if not isinstance(default, (bool, int, float, str, list)):
         raise ValueError(f"{name} takes a switch, a number, a text or a list, not {show(default)}")
     if check and not check.accept(default):

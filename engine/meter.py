@@ -84,7 +84,8 @@ class Meter:
     # How many steps later the gradient norm of a step is read; on CUDA, reading it at once would leave the
     # device without work.
     lag: int
-    mixed_precision: bool  # steps whose gradients overflow are skipped; without it, such a step ends the run
+    # Whether mixed precision skips steps whose gradients overflow; otherwise such a step ends the run.
+    is_scaled: bool
 
     def __post_init__(self) -> None:
         self._norms: deque[tuple[Step, Reading]] = deque()
@@ -113,7 +114,7 @@ class Meter:
         while len(self._norms) > keep:
             step, reading = self._norms.popleft()
             norm = reading.wait()["gradient_norm"]
-            if not math.isfinite(norm) and not self.mixed_precision:  # the step was taken
+            if not math.isfinite(norm) and not self.is_scaled:  # the step was taken
                 raise step.error("gradient")
             # Mixed precision skips a step whose gradients overflow, and lowers its scale.
             self._add({"gradient_norm": norm} if math.isfinite(norm) else {"skipped_steps": 1.0}, step.number)

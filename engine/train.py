@@ -62,7 +62,8 @@ class TrainOptions:
     lr_per_step: bool = False  # the learning rate changes with every step, not with every epoch
     clip_grad: float = 0.0  # largest gradient norm; 0 for no clipping
     ema_decay: float = 0.0  # of the moving average of the weights, which is tested then; 0 for none
-    mixed_precision: bool = True  # float16 on CUDA; the CPU always computes in float32
+    mixed_precision: bool = True  # on CUDA; the CPU always computes in float32
+    half: torch.dtype = torch.float16  # of mixed precision; bfloat16 cannot overflow, and is not scaled
     log_period: int = 10  # steps between two log lines
     eval_period: int = 1  # epochs between two evaluations; the last epoch is always evaluated
     # What epochs are evaluated on, and the best is chosen by: `validation` or `test`.
@@ -106,7 +107,8 @@ class Trainer:
         self.environment = describe_environment(self.device, self.world)
         self.stop = StopSwitch()
         self.mixed_precision = self.options.mixed_precision and on_cuda
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.mixed_precision)
+        is_scaled = self.mixed_precision and self.options.half == torch.float16
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=is_scaled)
         # What is evaluated and kept: the model, or its average over the steps. Buffers are averaged as well:
         # the statistics of batch normalisation lag behind as the weights do. The decay grows from 0, so that
         # the start is soon forgotten; it depends on the step alone, so the average has no other state.
@@ -152,7 +154,7 @@ class Trainer:
         if self.average is not None:
             self.average.module.load_state_dict(content["model"], strict=False)
         load_optimizer(self.optimizer, content["optimizer"])
-        if content["scaler"] and self.mixed_precision:
+        if content["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(content["scaler"])
         self.progress = progress
         states = content["random"]
@@ -195,7 +197,7 @@ class Trainer:
         # TensorBoard counts steps and epochs apart: a repeated evaluation is known by its epoch alone.
         board = self._open_board(BOARD, first=progress.step + 1)
         self.evaluation_board = self._open_board(EVALUATION_BOARD, first=progress.epoch + 1)
-        self.meter = Meter(progress, self.options.epochs, board, self.lag, self.mixed_precision)
+        self.meter = Meter(progress, self.options.epochs, board, self.lag, self.scaler.is_enabled())
         # Train; whatever happens, close TensorBoard.
         result: EvaluationResult | None = None
         try:
@@ -320,7 +322,7 @@ class Trainer:
         work while the host waits, and no weight ever takes a step from a loss that is not finite.
         """
         # Forward: the features of all processes make one batch.
-        with torch.autocast(self.device.type, torch.float16, enabled=self.mixed_precision):
+        with torch.autocast(self.device.type, self.options.half, enabled=self.mixed_precision):
             output: ModelOutput = self.parallel(batch, self.world.gather_batch)
             person_ids = self.world.gather_batch(batch.person_ids)
             losses = self.criterion(output, person_ids)
@@ -339,7 +341,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.model.parameters(), self.options.clip_grad)
         # CUDA is not waited for: there `Meter` reads the norm one step later, before anything is saved.
-        if self.lag == 0 and not self.mixed_precision and not norm.isfinite():
+        if self.lag == 0 and not self.scaler.is_enabled() and not norm.isfinite():
             raise step.error("gradient")
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 from yacs.config import CfgNode
 
-from errors import UserError
+from errors import UserError, is_redefined
 from modeling.absence import AbsentTokens
 from modeling.backbone import CLIP_VIT_B16, TINY_STEM, Backbone
 from modeling.backbone.slimming import Slimming
@@ -58,8 +58,11 @@ RESERVED = {"slimming", *dir(nn.ModuleDict)}
 
 
 def register_branch(name: str, build: BranchBuilder) -> None:
-    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it."""
-    if name in _builders:
+    """Add a way from tokens to a descriptor; `docs/extending.md` walks through it.
+
+    A function of the same module and name takes the place of the earlier one, as in a notebook.
+    """
+    if name in _builders and not is_redefined(_builders[name], build):
         raise ValueError(f"there is a branch {name!r} already; choose another name")
     _builders[name] = build
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from yacs.config import CfgNode
 
+from errors import is_redefined
 from solver.losses import HeadLoss, ReIDLoss
 from solver.optimizer import build_optimizer, parameter_groups
 from solver.schedule import WarmCosine, build_schedule
@@ -17,7 +18,8 @@ _more_losses: dict[str, Callable[[CfgNode], HeadLoss | None]] = {}
 
 def register_loss(name: str, build: Callable[[CfgNode], HeadLoss | None]) -> None:
     """Add a loss `<head>/<name>` to every head; `build` returns None where cfg leaves it out."""
-    if name in {"id", "triplet", *_more_losses}:
+    known = _more_losses.get(name)
+    if name in ("id", "triplet") or (known is not None and not is_redefined(known, build)):
         raise ValueError(f"there is a loss {name!r} already; choose another name")
     _more_losses[name] = build
 

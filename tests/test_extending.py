@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import ROOT
+from modeling.branches import Branch
 
 BASELINE = str(ROOT / "configs" / "Synthetic" / "Baseline.yml")
 
@@ -100,7 +101,9 @@ def test_what_is_registered_twice_or_in_no_section_is_refused() -> None:
         register_branch("sdtps", lambda cfg, sizes: {})
     with pytest.raises(ValueError, match="there is a loss 'triplet' already"):
         register_loss("triplet", lambda cfg: None)
-    for key in ("MODEL.HDM", "NOWHERE.KEY", "MODEL"):
+    with pytest.raises(ValueError, match=r"there is a key MODEL\.HDM already; choose another name"):
+        register_key("MODEL.HDM", False)
+    for key in ("NOWHERE.KEY", "MODEL"):
         with pytest.raises(ValueError, match="is no new key of MODEL"):
             register_key(key, False)
 
@@ -116,3 +119,23 @@ def test_a_branch_cannot_take_the_name_of_another(name: str, monkeypatch: pytest
     make_model.register_branch("mine", lambda cfg, sizes: {name: Original(sizes.dim)})
     with pytest.raises(ValueError, match=f"a branch cannot be called {name!r}; choose another name"):
         make_model.make_model(load_config(SMALL_MODEL), 5, 2)
+
+
+def test_a_cell_that_registers_a_branch_or_a_loss_may_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    from modeling import make_model
+    from solver import build
+
+    monkeypatch.setattr(make_model, "_builders", dict(make_model._builders))
+    monkeypatch.setattr(build, "_more_losses", {})
+    for _ in range(2):
+
+        def mine(*_: object) -> dict[str, Branch]:
+            return {}
+
+        make_model.register_branch("mine", mine)
+        build.register_loss("mine", lambda cfg: None)
+    assert make_model._builders["mine"] is mine
+    with pytest.raises(ValueError, match="there is a branch 'mine' already; choose another name"):
+        make_model.register_branch("mine", lambda cfg, sizes: {})
+    with pytest.raises(ValueError, match="there is a loss 'mine' already; choose another name"):
+        build.register_loss("mine", mine)  # type: ignore[arg-type]

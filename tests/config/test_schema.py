@@ -76,3 +76,11 @@ def test_a_registered_key_that_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match=r"MODEL\.GATE takes a switch, a number, a text or a list"):
         register_key("MODEL.GATE", (1, 2))
     assert "MODEL.GATE" not in schema.KEYS
+
+
+@pytest.mark.usefixtures("own_keys")
+def test_a_cell_that_registers_a_key_may_run_twice() -> None:
+    for _ in range(2):
+        register_key("MODEL.GATE", 0.5, "How far the gate opens.", between(0, 1))
+    with pytest.raises(ValueError, match=r"there is a key MODEL\.GATE already; choose another name"):
+        register_key("MODEL.GATE", 0.7, "How far the gate opens.", between(0, 1))

@@ -3,6 +3,7 @@ import json
 import math
 import signal
 import time
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
 from toy_training import ConstantSchedule, ToyLoader, cross_entropy, results
 
+from config import load_config
 from conftest import ToyModel
+from engine.build import make_train_options
 from engine.checkpoint import load_checkpoint, save_checkpoint
 from engine.interrupt import RunStopped
 from engine.meter import NonFiniteLossError, Reading, gradient_norm
@@ -665,3 +668,28 @@ def test_a_signal_that_follows_the_first_does_not_end_the_save(
     with pytest.raises(RunStopped):
         run_with_signal(trainer, signal.SIGTERM, 2)
     assert load_checkpoint(tmp_path / "last.pth")["progress"]["step"] == 2
+
+
+def test_the_type_of_mixed_precision() -> None:
+    options = make_train_options(load_config(None, ["SOLVER.AMP_DTYPE", "bfloat16"]))
+    assert (options.mixed_precision, options.half) == (True, torch.bfloat16)
+    assert make_train_options(load_config(None)).half == torch.float16
+
+
+@pytest.mark.parametrize(("half", "is_scaled"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_only_float16_is_scaled_on_cuda(
+    half: torch.dtype, is_scaled: bool, make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def scaler(device: str, *, enabled: bool) -> Any:
+        asked.append((device, enabled))
+        return types.SimpleNamespace(is_enabled=lambda: enabled)
+
+    trainer = make_trainer(TrainOptions(epochs=1, half=half), results(0.1))
+    monkeypatch.setattr(torch.amp, "GradScaler", scaler)
+    monkeypatch.setattr(trainer, "device", torch.device("cuda"))
+    monkeypatch.setattr("engine.train.describe_environment", lambda *_: {})
+    trainer.__post_init__()
+    assert asked == [("cuda", is_scaled)]
+    assert trainer.mixed_precision
