@@ -468,7 +468,7 @@ def _make_loader(
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         collate_fn=collate,
         worker_init_fn=_outlive_signals,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=torch.cuda.is_available() and cfg.MODEL.DEVICE != "cpu",
         persistent_workers=cfg.DATALOADER.NUM_WORKERS > 0,
         # Without its own generator each pass over a loader would draw from the global one.
         generator=torch.Generator(),

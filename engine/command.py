@@ -87,6 +87,8 @@ def resume_command() -> str:
         index = words.index("--resume")
         has_path = words[index + 1 : index + 2] and words[index + 1].endswith(".pth")
         del words[index : index + (2 if has_path else 1)]
-    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    launcher = "python" if processes == "1" else f"torchrun --nproc_per_node={processes}"
+    processes, nodes = (os.environ.get(name, "1") for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    launcher = "python" if processes == nodes == "1" else f"torchrun --nproc_per_node={processes}"
+    if nodes != "1":  # how they find each other, only their launcher knows
+        launcher = launcher.replace("torchrun", f"torchrun --nnodes={nodes} …")
     return f"{launcher} {shlex.join(words)} --resume"

@@ -75,8 +75,6 @@ class World:
             return
         # Connect.
         stop_with_launcher()
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
         try:
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=time_limit)
             roll_call = dist.new_group(backend="gloo")  # to find out who does not answer
@@ -159,8 +157,9 @@ class _GatherBatch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
+        part = part.contiguous()  # the outputs take their strides from it
         parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, part.contiguous())
+        dist.all_gather(parts, part)
         return torch.cat(parts)
 
     @staticmethod

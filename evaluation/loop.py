@@ -77,6 +77,8 @@ def evaluate(
         By condition.
     """
     start = time.perf_counter()
+    if unknown := [condition for condition in conditions if condition not in MISSING_CONDITIONS]:
+        raise ValueError(f"there is no condition {unknown[0]!r}; choose from {', '.join(MISSING_CONDITIONS)}")
     missing = {condition: MISSING_CONDITIONS[condition] for condition in conditions}
     parts: dict[str, list[_Part]] = {condition: [] for condition in missing}
 

@@ -38,6 +38,8 @@ def test_several_processes_go_on_with_torchrun(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr("sys.argv", ["train_net.py"])
     assert resume_command() == "torchrun --nproc_per_node=4 train_net.py --resume"
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    assert resume_command() == "torchrun --nnodes=2 … --nproc_per_node=4 train_net.py --resume"
 
 
 SHORTAGES = [

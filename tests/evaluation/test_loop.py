@@ -222,3 +222,10 @@ def test_selection_is_scored_over_all_batches_with_masks(batches: list[ModalBatc
     assert mixed.selection is not None
     assert mixed.selection.precision == (1.0, 0.5, 0.0)
     assert run(MeanColours(), make_triples(masked))["complete"].selection is None
+
+
+def test_a_condition_that_does_not_exist_is_answered_with_the_choices(
+    triples: RetrievalSet, toy_model: ToyModel
+) -> None:
+    with pytest.raises(ValueError, match="there is no condition 'rgb'; choose from complete, r, n, t, rn"):
+        run(toy_model, triples, ["rgb"])
