@@ -22,9 +22,7 @@ def make_page(page: str) -> str:
         rows = (f"`{key.name}` | `{key.default!r}` | {_describe(key)}" for key in keys)
         parts += [f"## {section}\n", "key | default | meaning", "---|---|---", *rows, ""]
     # What has no effect.
-    parts += ["## When a key has no effect\n"]
-    parts += _list_by_reason((reason, key.name) for key in TABLE for _, reason in key.unused)
-    parts += ["\n## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
+    parts += ["## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
     parts += [f"- `{name} {value}`" for name, (value, _) in DEMO_KEYS.items() if value is not None]
     parts += ["\nAccepted at any value:\n"]
     parts += _list_by_reason((reason, name) for name, (value, reason) in DEMO_KEYS.items() if value is None)
