@@ -23,7 +23,7 @@ def make_page(page: str) -> str:
         parts += [f"## {section}\n", "key | default | meaning", "---|---|---", *rows, ""]
     # What has no effect.
     parts += ["## Keys of DeMo that have no effect\n", "Refused at any other value than this one:\n"]
-    parts += [f"- `{name} {value}`" for name, (value, _) in DEMO_KEYS.items() if value is not None]
+    parts += [", ".join(f"`{name} {value}`" for name, (value, _) in DEMO_KEYS.items() if value is not None)]
     parts += ["\nAccepted at any value:\n"]
     parts += _list_by_reason((reason, name) for name, (value, reason) in DEMO_KEYS.items() if value is None)
     # What differs from DeMo.

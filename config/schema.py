@@ -233,8 +233,7 @@ TABLE = (
     TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",
-        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticTrunk`, "
-        "`SyntheticV1`, `SyntheticHard` or `CSV`: [data.md](data.md)."),
+        "The data set, such as `RGBNT201`, `Synthetic` or `CSV`: [all](data.md)."),
     FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder.",
         unused=(FROM_CSV,)),
     FreeKey("DATASETS.CSV", "", "The file that lists the triples of `DATASETS.NAMES CSV`.", unused=(NO_CSV,)),
