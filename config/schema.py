@@ -113,14 +113,14 @@ SAME_FC_LR = (lambda cfg: not cfg.SOLVER.LARGE_FC_LR, "SOLVER.LARGE_FC_LR is off
 NO_AMP = (lambda cfg: not cfg.SOLVER.AMP, "SOLVER.AMP is off")
 NOT_SGD = (lambda cfg: cfg.SOLVER.OPTIMIZER_NAME != "SGD", "SOLVER.OPTIMIZER_NAME is not SGD")
 
-FILES = "DeMo's files"
-FILE_201 = "DeMo's file for RGBNT201"
+FILES = "as in DeMo's files"
+FILE_201 = "as in DeMo's file for RGBNT201"
 
 # fmt: off
 TABLE = (
     TrainKey("MODEL.DEVICE", "auto", "`auto` (CUDA if there is one), `cuda` or `cpu`.",
-        one_of("auto", "cuda", "cpu"), demo=("cuda", "The demo runs without CUDA.")),
-    FreeKey("MODEL.DEVICE_ID", "0", "Which CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
+        one_of("auto", "cuda", "cpu"), demo=("cuda", "the demo runs without CUDA")),
+    FreeKey("MODEL.DEVICE_ID", "0", "CUDA device; `torchrun` gives each process its own.", ONE_DEVICE),
     TrainKey("MODEL.NAME", "DeMo", "A label for logs and checkpoints."),
     Key("MODEL.TRANSFORMER_TYPE", "ViT-B-16",
         "`ViT-B-16` (CLIP), `vit_tiny_stem_patch8` (the demo), or a ViT of timm with a class token: "
@@ -128,14 +128,13 @@ TABLE = (
         demo=("vit_base_patch16_224", FILES)),
     TrainKey("MODEL.PRETRAIN_PATH_T", "",
         "Weights of the backbone: a file, or `timm` to fetch timm's. Empty: random initialisation.",
-        demo=("a path to fill in", "Files name their weights.")),
+        demo=("a path to fill in", "files name their weights")),
     Key("MODEL.STRIDE_SIZE", [16, 16], "Step between patches. Below the patch size they overlap.", SIZE),
     TrainKey("MODEL.DROP_PATH", 0.1, "Stochastic depth.", FRACTION, unused=(CLIP,)),
     TrainKey("MODEL.DROP_OUT", 0.0, "Dropout in the backbone's projections and MLPs.", FRACTION),
     TrainKey("MODEL.ATT_DROP_RATE", 0.0, "Dropout on the backbone's attention weights.", FRACTION),
     Key("MODEL.TUNE", "full",
-        "What of the [trunk](method.md#tuning) learns: `full`, `frozen` (nothing), `bias`, or an `adapter` "
-        "or `lora` in each block.",
+        "What of the trunk [learns](method.md#tuning): `full`, `frozen`, `bias`, `adapter` or `lora`.",
         one_of("full", "frozen", "adapter", "lora", "bias")),
     Key("MODEL.TUNE_RANK", 16, "Width of an adapter's bottleneck; rank of LoRA.", between(1, 4096),
         unused=(NO_SMALL_PARTS,)),
@@ -145,7 +144,7 @@ TABLE = (
         unused=(NO_SMALL_PARTS,)),
     TrainKey("MODEL.FROZEN", False, "DeMo's name for `MODEL.TUNE frozen`."),
     Key("MODEL.SIE_CAMERA", False, "Learn an embedding per camera.",
-        demo=(True, "Off until a file says so.")),
+        demo=(True, "off until a file says so")),
     Key("MODEL.SIE_VIEW", False, "Learn an embedding per scene; with SIE_CAMERA, one per pair."),
     Key("MODEL.SIE_COE", 1.0, "Factor on this embedding.", FROM_0, unused=(NO_SIE,), demo=(3.0, FILES)),
     Key("MODEL.GLOBAL_LOCAL", False, "PIFE: join each global feature with the mean of its patches."),
@@ -166,8 +165,8 @@ TABLE = (
     TrainKey("MODEL.NO_MARGIN", True, "Soft-margin triplet loss. False: with the margin SOLVER.MARGIN."),
     Key("MODEL.USE_SDTPS", False, "Select and aggregate patch tokens, guided across modalities."),
     Key("MODEL.SDTPS_SELECT", "score",
-        "`score` keeps the best patches. Controls: `random` keeps as many at random, `all` takes the mean of "
-        "all.", one_of("score", "random", "all"),
+        "`score` keeps the best patches. Controls: `random` keeps random ones, `all` takes the mean of all.",
+        one_of("score", "random", "all"),
         unused=(NO_SDTPS,)),
     Key("MODEL.SDTPS_GUIDE", "reduced",
         "Score patches by their similarity with the globals after PIFE (`reduced`, as published), with the "
@@ -203,10 +202,10 @@ TABLE = (
         unused=(NO_EDITOR,)),
     Key("EDITOR.AL", 1, "Auxiliary head on the class tokens: `1` concatenated, `0` each in turn.",
         one_of(0, 1), unused=(NO_EDITOR,)),
-    TrainKey("EDITOR.BCC_WEIGHT", 1.0, "Weight of BCC, which makes backgrounds alike. 0: without.", FROM_0,
+    TrainKey("EDITOR.BCC_WEIGHT", 1.0, "Weight of BCC, which makes backgrounds alike.", FROM_0,
         unused=(NO_EDITOR,)),
     TrainKey("EDITOR.OCFR_WEIGHT", 1.0,
-        "Weight of OCFR, which pulls features to identity centres. 0: without.", FROM_0, unused=(NO_EDITOR,)),
+        "Weight of OCFR, which pulls features to identity centres.", FROM_0, unused=(NO_EDITOR,)),
 
     Key("SIGNAL.TOPK", 80,
         "Patches that each global picks in its own modality; twice as many in the other two together.",
@@ -214,12 +213,12 @@ TABLE = (
     TrainKey("SIGNAL.DECISION", "published",
         "`published`: the projections that pick across modalities never learn; `straight_through`: they do.",
         one_of("published", "straight_through"), unused=(NO_SIGNAL,)),
-    TrainKey("SIGNAL.GAM_WEIGHT", 0.2, "Weight of the global alignment. 0: without.", FROM_0,
+    TrainKey("SIGNAL.GAM_WEIGHT", 0.2, "Weight of the global alignment.", FROM_0,
         unused=(NO_SIGNAL,)),
     TrainKey("SIGNAL.MIN_TEMPERATURE", 0.0,
         "Lower bound of its learned temperature, such as 0.01. 0: none, as published.",
         FROM_0, unused=(NO_SIGNAL, NO_GAM)),
-    TrainKey("SIGNAL.LAM_WEIGHT", 0.2, "Weight of the local alignment. 0: without.", FROM_0,
+    TrainKey("SIGNAL.LAM_WEIGHT", 0.2, "Weight of the local alignment.", FROM_0,
         unused=(NO_SIGNAL,)),
 
     Key("INPUT.SIZE_TRAIN", [256, 128], "Height and width of training images.", SIZE),
@@ -235,8 +234,7 @@ TABLE = (
     TrainKey("INPUT.SHARED_AUGMENT", False, "The same flip and crop for all modalities, but not erasing."),
 
     Key("DATASETS.NAMES", "RGBNT201",
-        "`RGBNT201`, `RGBNT100`, `MSVR310`, `WMVeID863`, `Synthetic`, `SyntheticAnywhere`, `SyntheticTrunk`, "
-        "`SyntheticV1`, `SyntheticHard` or `CSV`: [data.md](data.md)."),
+        "The data set, such as `RGBNT201`, `Synthetic` or `CSV`: [all](data.md)."),
     FreeKey("DATASETS.ROOT_DIR", "./data", "The folder that holds the data set's folder.",
         unused=(FROM_CSV,)),
     FreeKey("DATASETS.CSV", "", "The file that lists the triples of `DATASETS.NAMES CSV`.", unused=(NO_CSV,)),
@@ -245,11 +243,11 @@ TABLE = (
         "the test split, as in DeMo.", HELD_OUT),
 
     FreeKey("DATALOADER.NUM_WORKERS", 8, "Processes that load images; 0: the main one does.",
-        between(0, 256), demo=(14, "The result is the same.")),
+        between(0, 256), demo=(14, "the result is the same")),
     TrainKey("DATALOADER.NUM_INSTANCE", 8, "K, images per identity in a batch.", PAIRS, demo=(16, FILE_201)),
     FreeKey("DATALOADER.CACHE", "none",
-        "`ram` keeps resized images in shared memory (295 kB for a triple of 256 × 128), and stops if they "
-        "do not fit. `none` reads files every time.", one_of("none", "ram")),
+        "`ram` keeps resized images in shared memory (295 kB per triple of 256 × 128) and stops if they do "
+        "not fit; `none` does not.", one_of("none", "ram")),
     TrainKey("DATALOADER.ON_ERROR", "stop",
         "At an unreadable training image, `stop`, or `skip` to another triple of the identity.",
         one_of("stop", "skip")),
@@ -261,8 +259,8 @@ TABLE = (
         demo=(128, FILE_201)),
     TrainKey("SOLVER.BASE_LR", 3.5e-4, "Learning rate outside the backbone.", ABOVE_0, demo=(0.009, FILES)),
     TrainKey("SOLVER.BACKBONE_LR", 0.0,
-        "Learning rate of the trunk's own weights. 0: 5e-6 for `ViT-B-16`, 0.8 × BASE_LR otherwise, as DeMo; "
-        "BASE_LR for `MODEL.TUNE bias`. Adapters and LoRA learn at BASE_LR.", FROM_0),
+        "Learning rate of the trunk's own weights. 0: 5e-6 for `ViT-B-16`, otherwise 0.8 × BASE_LR, as DeMo; "
+        "BASE_LR for `MODEL.TUNE bias`.", FROM_0),
     TrainKey("SOLVER.BIAS_LR_FACTOR", 2.0, "Factor on the rate of biases outside the backbone.", ABOVE_0),
     TrainKey("SOLVER.LARGE_FC_LR", False, "Classifiers learn at FC_LR_FACTOR × BASE_LR."),
     TrainKey("SOLVER.FC_LR_FACTOR", 2.0, "Factor of LARGE_FC_LR.", ABOVE_0, unused=(SAME_FC_LR,)),
@@ -285,10 +283,11 @@ TABLE = (
         "Its type. `bfloat16` does not overflow, which large trunks may need; GPUs from Ampere on have it.",
         one_of("float16", "bfloat16"), unused=(NO_AMP,)),
     FreeKey("SOLVER.GRAD_CHECKPOINT", False,
-        "Compute the backbone's blocks again in the backward pass: less memory, about a quarter more time."),
+        "Recompute the backbone's blocks in the backward pass: [less memory, more "
+        "time](performance.md#results)."),
     TrainKey("SOLVER.SEED", 1111, "Seed of everything that is random.", FROM_0),
     FreeKey("SOLVER.CHECKPOINT_PERIOD", 0, "Also keep the weights of every n-th epoch; 0: none.", FROM_0,
-        demo=(10, "The last and the best are kept.")),
+        demo=(10, "the last and the best are kept")),
     FreeKey("SOLVER.SAVE_TRUNK", False,
         "Checkpoints also hold what `MODEL.TUNE` freezes. False: the SHA-256 of its file.",
         unused=(NO_FROZEN,)),
@@ -298,9 +297,10 @@ TABLE = (
     FreeKey("TEST.IMS_PER_BATCH", 128, "Triples in a test batch.", between(1, 4096), demo=(256, FILES)),
     FreeKey("TEST.WEIGHT", "", "Checkpoint that `test_net.py` evaluates, ours or DeMo's."),
     Key("TEST.NECK_FEAT", "before", "Features `before` or `after` the BNNeck.", one_of("before", "after")),
-    Key("TEST.FEAT_NORM", "yes", "L2-normalise the features. DeMo's `no` does so too.", one_of("yes", "no")),
+    Key("TEST.FEAT_NORM", "yes",
+        "L2-normalise the features; DeMo's code does so even with `no`.", one_of("yes", "no")),
     Key("TEST.MISS", "nothing", "Missing modalities.",
-        one_of("nothing", "r", "n", "t", "rn", "rt", "nt"), demo=("None", "`None` is accepted.")),
+        one_of("nothing", "r", "n", "t", "rn", "rt", "nt"), demo=("None", "`None` is accepted")),
     Key("TEST.ABSENT", "zeros",
         "A missing image, in training and test: encode `zeros`, as in DeMo, or `skip` it.",
         one_of("zeros", "skip")),
@@ -311,7 +311,7 @@ TABLE = (
     TrainKey("TEST.CONTROLS", False, "`train_net.py` also scores the untrained model and raw pixels."),
 
     FreeKey("OUTPUT_DIR", "./runs/default", "The run folder. One that holds a run needs `--overwrite`.",
-        demo=("./test", "Runs share a folder.")),
+        demo=("./test", "runs share a folder")),
 )
 
 RULES: tuple[Condition, ...] = (
