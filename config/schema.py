@@ -280,7 +280,7 @@ TABLE = (
         "evaluated and kept, such as 0.99. 0: none.", FRACTION),
     TrainKey("SOLVER.AMP", True, "Mixed precision in training on CUDA; the rest uses float32."),
     TrainKey("SOLVER.AMP_DTYPE", "float16",
-        "Its type. `bfloat16` does not overflow, which large trunks may need; GPUs from Ampere on have it.",
+        "Its type; `bfloat16` does not overflow.",
         one_of("float16", "bfloat16"), unused=(NO_AMP,)),
     FreeKey("SOLVER.GRAD_CHECKPOINT", False,
         "Recompute the backbone's blocks in the backward pass: [less memory, more "
