@@ -2,8 +2,11 @@
 
 from engine.arguments import answer_early, test_arguments
 
-if __name__ == "__main__":
-    answer_early(test_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
+if __name__ == "__main__":  # --help, mistakes and Ctrl-C are answered before the slow imports
+    early = answer_early(test_arguments)
+    from config.early import refuse_early
+
+    refuse_early(early, whole=False)
 
 import logging
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ from evaluation.build import find_conditions, make_evaluate
 from evaluation.result import results_as_dict
 from evaluation.shared_space import fit_shared_space
 from evaluation.tables import any_to_any_table, results_text
-from modeling.cost import try_cost
+from modeling.cost import describe_cost
 from modeling.make_model import warn_random_start
 from reporting.build import make_report_writer
 from reporting.folder import ReportFolder
@@ -73,21 +76,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     if matrix is not None:
         logger.info(any_to_any_table(matrix))
     warn_random_start(cfg, trained.initial_weights)
-    cost = try_cost(model, data.test.modalities)
-    costs = None if cost is None else cost.as_dict()
-    if cost is not None:
-        logger.info("cost\n%s", cost.table())
+    cost, text = describe_cost(model, data.test.modalities)
+    logger.info("cost\n%s", text)
     if args.save_features is not None:
         save_arrays(args.save_features, results[conditions[0]].arrays())
         logger.info("wrote the features of the test triples to %s", args.save_features)
     if args.metrics is not None:
-        more = {"cost": costs, "any_to_any": matrix and matrix.as_dict()}
+        more = {"cost": cost, "any_to_any": matrix and matrix.as_dict()}
         found = {name: part for name, part in more.items() if part is not None}
         save_json(args.metrics, {**results_as_dict(results), **found})
         logger.info("wrote the numbers to %s", args.metrics)
     if report is not None:
         history = {"choice": trained.choice, **read_history(Path(weights).parent)}
-        page = report.finish(results, cost=costs, history=history, any_to_any=matrix)
+        page = report.finish(results, cost=cost, history=history, any_to_any=matrix)
         logger.info("report: open %s in a browser", page)
 
 

@@ -2,8 +2,11 @@
 
 from engine.arguments import answer_early, train_arguments
 
-if __name__ == "__main__":
-    answer_early(train_arguments)  # --help, mistakes and Ctrl-C, before the slow imports
+if __name__ == "__main__":  # --help, mistakes and Ctrl-C are answered before the slow imports
+    early = answer_early(train_arguments)
+    from config.early import refuse_early
+
+    refuse_early(early, whole=True)
 
 import logging
 from collections.abc import Sequence
@@ -22,8 +25,8 @@ from engine.runtime import seed_everything
 from engine.train import Trainer
 from evaluation.build import make_evaluate
 from modeling.checkpoint_names import with_current_names
-from modeling.cost import try_cost
-from modeling.make_model import fill_start, make_model, warn_random_start
+from modeling.cost import describe_cost
+from modeling.make_model import check_model, fill_start, make_model, warn_random_start
 from modeling.weights import frozen_entries
 from reporting.build import make_selection_watch
 from solver.build import make_criterion, make_optimizer, make_schedule
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = load_config(args.config_file, args.overrides)
     world, folder = World.from_environment(), Path(cfg.OUTPUT_DIR)
     device = make_device(cfg, world)
+    check_model(cfg, from_file=args.resume is None)
     open_run_folder(folder, overwrite=args.overwrite, resume=args.resume is not None)
     warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
@@ -86,11 +90,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         test = make_evaluate(cfg, data.test, device, world)
         last, summary = score_epochs(trainer, trainer.run(), test, untrained)
         if world.is_main:
-            cost = try_cost(model, data.test.modalities)
-            write_metrics(trainer, last, summary, None if cost is None else cost.as_dict())
+            cost, text = describe_cost(model, data.test.modalities)
+            write_metrics(trainer, last, summary, cost)
             warn_random_start(cfg, trainer.progress.initial_weights)  # again, below the scores
-            if cost is not None:
-                logger.info("cost\n%s", cost.table())
+            logger.info("cost\n%s", text)
 
 
 if __name__ == "__main__":

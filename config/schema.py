@@ -423,8 +423,8 @@ def show(value: Any) -> str:
 
 
 def patch_size(backbone: str) -> int | None:
-    """Pixels on the side of a patch, where the name of the backbone says it."""
-    found = re.search(r"patch([0-9]{1,4})|ViT-\w+-([0-9]{1,4})", backbone)
+    """Pixels on the side of a patch, where the name of a ViT says it."""
+    found = re.search(r"^(?:vit|deit|eva).*patch([0-9]{1,4})|ViT-\w+-([0-9]{1,4})", backbone)
     return int(found.group(1) or found.group(2)) if found else None
 
 

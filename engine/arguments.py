@@ -14,12 +14,12 @@ from types import FrameType
 DEMO_CONFIG = Path(__file__).parent.parent / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
 
 
-def answer_early(arguments: Callable[[Sequence[str] | None], object]) -> None:
+def answer_early(arguments: Callable[[Sequence[str] | None], argparse.Namespace]) -> argparse.Namespace:
     """For the first lines of a command: answer --help, mistakes and Ctrl-C before the slow imports."""
     # A command that was started to ignore Ctrl-C, in the background of a script, still does.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_interrupted)
-    arguments(None)
+    return arguments(None)
 
 
 def restore_interrupt() -> None:

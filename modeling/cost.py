@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import warnings
@@ -20,8 +19,6 @@ from errors import on_one_line
 from modeling.branches import Branch
 from modeling.reid_model import MultiModalReID
 from structures import ModalBatch, Modality, PerModality
-
-logger = logging.getLogger(__name__)
 
 BATCH = 2
 """Triples of which the memory of a training step is measured; batch normalisation needs two."""
@@ -118,11 +115,14 @@ class CostReport:
 
     def table(self) -> str:
         """The report as text."""
-        lines = [f"{'cost':<10} {'trained':>12} {'frozen':>12} {'GFLOPs':>9} {'share':>7}"]
+        wide = max(10, *(len(part.name) for part in self.parts))
+        lines = [f"{'cost':<{wide}} {'trained':>12} {'frozen':>12} {'GFLOPs':>9} {'share':>7}"]
         for part in (*self.parts, self.total):
             trained, frozen, giga = part.trainable / 1e6, part.frozen / 1e6, part.multiply_adds / 1e9
             share = part.multiply_adds / self.total.multiply_adds
-            lines.append(f"{part.name:<10} {trained:>10.3f} M {frozen:>10.3f} M {giga:>9.4f} {share:>7.2%}")
+            lines.append(
+                f"{part.name:<{wide}} {trained:>10.3f} M {frozen:>10.3f} M {giga:>9.4f} {share:>7.2%}"
+            )
         lines.append(self.step_memory.text())
         runs = [(count, len(list(blocks))) for count, blocks in groupby(self.tokens)]
         if len(runs) > 1:
@@ -286,20 +286,17 @@ def _cuda_peak(model: MultiModalReID, batch: ModalBatch) -> int:
     return torch.cuda.max_memory_allocated(batch.person_ids.device)
 
 
-def try_cost(model: MultiModalReID, modalities: Sequence[Modality]) -> CostReport | None:
-    """As `measure_cost`; None, with a warning, for a model that cannot be traced or does not fit in memory.
+def describe_cost(model: MultiModalReID, modalities: Sequence[Modality]) -> tuple[dict[str, Any] | None, str]:
+    """The cost as plain numbers and as text.
 
-    The scores of a run must not be lost because of it.
+    A model that cannot be traced, or does not fit in memory, has no numbers, and the text says why. The
+    scores of a run must not be lost because of it.
     """
     try:
-        return measure_cost(model, modalities)
+        cost = measure_cost(model, modalities)
     except Exception as error:  # a branch from outside may raise anything
-        logger.warning(
-            "the cost of this model is left out, since it could not be measured: %s: %s",
-            type(error).__name__,
-            on_one_line(str(error))[:200],
-        )
-        return None
+        return None, f"not measured ({type(error).__name__}: {on_one_line(str(error))[:200]})"
+    return cost.as_dict(), cost.table()
 
 
 def measure_cost(model: MultiModalReID, modalities: Sequence[Modality] | None = None) -> CostReport:

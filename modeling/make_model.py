@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from yacs.config import CfgNode
 
@@ -26,7 +27,7 @@ from modeling.gate import ModalityGate
 from modeling.pife import PIFE
 from modeling.reid_model import MultiModalReID
 from modeling.seps.sdtps import MultiModalSDTPS
-from modeling.weights import describe_trunk_file, find_trunk_file, start_from
+from modeling.weights import check_start, describe_trunk_file, find_trunk_file, start_from
 from structures import Modality
 from weight_file import TRUNK_FILE
 
@@ -123,6 +124,23 @@ def make_model(
         f"heads {', '.join(branches)}, {trainable:.2f} M trainable parameters"
     )
     return model
+
+
+def check_model(cfg: CfgNode, *, from_file: bool) -> None:
+    """Refuse what no model can be built from, before the data set is read or drawn; takes no memory.
+
+    With `from_file`, the file that training starts from must be there.
+    """
+    if from_file:
+        check_start(cfg.MODEL.PRETRAIN_PATH_T)
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        with torch.device("meta"):
+            make_model(cfg, num_class=2, camera_num=1, view_num=2)
+    except NotImplementedError:  # a branch from outside that needs numbers; it is built later
+        pass
+    finally:
+        logger.disabled = was_disabled
 
 
 def fill_start(

@@ -179,11 +179,20 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
     return {"initial_weights": name, "initial_sha256": hash_file(found)}
 
 
+def check_start(path: str) -> None:
+    """Refuse a file for `start_from` that does not exist."""
+    if path and path != FROM_TIMM and not (found := _find_path(path)).exists():
+        read_content(found, key="MODEL.PRETRAIN_PATH_T")  # which says what to do
+
+
 def _find_file(model: MultiModalReID, path: str) -> tuple[str, Path]:
-    """The name of a weight file, and where it is: fetched, or from the checkout, which may be elsewhere."""
-    if path == FROM_TIMM:
-        return fetch(model.backbone.vit)
-    return path, CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
+    """The name of a weight file, and where it is, perhaps after fetching it."""
+    return fetch(model.backbone.vit) if path == FROM_TIMM else (path, _find_path(path))
+
+
+def _find_path(path: str) -> Path:
+    """Where a weight file is: as named, or in the checkout, which may be elsewhere."""
+    return CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
 
 
 def frozen_entries(model: MultiModalReID) -> frozenset[str]:
@@ -348,10 +357,12 @@ def _fill(
     if not report.loaded:
         raise WeightsError(f"no entry of {path} fits this model; it is of another architecture")
     if (missing or report.unexpected) and not allow_partial:
+        own_branch = any(name.startswith("branches.") for name in report.unexpected)
+        script = ", or the script that registers its branch (docs/extending.md)" if own_branch else ""
         raise WeightsError(
             f"{misfit}: {len(missing)} entries are missing ({shorten(missing, 3) or 'none'}), "
             f"{len(report.unexpected)} are unexpected ({shorten(report.unexpected, 3) or 'none'}); use the "
-            "configuration it was trained with, or add --allow_partial to load what fits"
+            f"configuration it was trained with{script}, or add --allow_partial to load what fits"
         )
     module.load_state_dict(accepted, strict=False)
     logger.info("weights from %s: %s", path, report.summary())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from timm.scheduler import CosineLRScheduler
 from torch.optim import Optimizer
+
+# It warns that a schedule of one epoch has no effect, which is wrong for warm-up and for steps in an epoch.
+logging.getLogger("timm.scheduler.cosine_lr").setLevel(logging.ERROR)
 
 NOISE_PCT = 0.67
 NOISE_SEED = 42

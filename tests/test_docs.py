@@ -245,15 +245,6 @@ def test_code_of_the_evaluation_page_runs(monkeypatch: pytest.MonkeyPatch) -> No
     assert namespace["maps"].rgb.shape == (2, 128)
 
 
-def test_options_of_the_figures_are_those_of_the_command() -> None:
-    from tools.figures import parse_arguments
-
-    page = (ROOT / "docs" / "evaluation.md").read_text().partition("\n## Figures\n")[2]
-    written = set(re.findall(r"^\| `(--\w+)", page, re.MULTILINE))
-    known = {f"--{name}" for name in vars(parse_arguments([]))} - {"--overrides", "--config_file"}
-    assert written == known
-
-
 def test_token_counts_of_the_method_page() -> None:
     from modeling.seps.sdtps import num_aggregated, num_kept
 

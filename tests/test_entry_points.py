@@ -1,6 +1,7 @@
 """The two commands, from the outside, on a drawn miniature."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 import test_net as test_entry
 import train_net as train_entry
 from conftest import ROOT, SMALL_MODEL
+from errors import UserError
 
 
 def train(folder: Path, settings: list[str], *more: str) -> None:
@@ -271,3 +273,38 @@ def test_errors_of_the_user_are_one_line_without_stack_trace(tmp_path: Path) -> 
     assert "MODEL.USE_SDTPS" in output
     assert len(output.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train_net.py MODEL.HDMM True", "unknown key 'MODEL.HDMM'; did you mean MODEL.HDM"),
+        ("train_net.py MODEL.SDTPS_BETA 3", "MODEL.SDTPS_BETA must be"),
+        ("test_net.py TEST.WEIGT x.pth", "unknown key 'TEST.WEIGT'; did you mean TEST.WEIGHT?"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_slow_imports(command: str, message: str) -> None:
+    words = [sys.executable, "-X", "importtime", *command.split()]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"[-\d]+ [:\d]+ ERROR .*{re.escape(message)}.*\n", done.stdout)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert not imported & {"torch", "numpy", "timm"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("MODEL.TRANSFORMER_TYPE vit_tiny_stem_patch9", "'vit_tiny_stem_patch9' is unknown"),
+        ("MODEL.TRANSFORMER_TYPE swin_tiny_patch4_window7_224", "it is no ViT with a class token"),
+        ("MODEL.SLIM_LAYERS [99]", "names blocks that do not exist"),
+        ("MODEL.PRETRAIN_PATH_T nowhere.pt", "weight file nowhere.pt does not exist"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_refused_before_the_data_set_is_drawn(
+    settings: str, message: str, tmp_path: Path
+) -> None:
+    places = ["DATASETS.ROOT_DIR", str(tmp_path / "data"), "OUTPUT_DIR", str(tmp_path / "run")]
+    with pytest.raises(UserError, match=message):
+        train_entry.main(["--config_file", str(SMALL_MODEL), *settings.split(), *places])
+    assert list(tmp_path.iterdir()) == []

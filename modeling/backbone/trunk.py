@@ -113,6 +113,11 @@ def create_vit(
     timm_name = TIMM_NAMES.get(name, name)
     architecture, _, tag = timm_name.partition(".")
     known = [found for family in FAMILIES for found in timm.list_models(module=family)]
+    if architecture not in known and timm.is_model(architecture):
+        raise UserError(
+            f"MODEL.TRANSFORMER_TYPE {name!r} cannot be used: it is no ViT with a class token; take one such "
+            "as ViT-B-16, vit_base_patch16_224 or vit_base_patch16_dinov3"
+        )
     if architecture not in known:
         close = _nearest_names(name, [*TIMM_NAMES, TINY_STEM, *known])
         raise UserError(f"MODEL.TRANSFORMER_TYPE {name!r} is unknown; nearest are {', '.join(close)}")

@@ -146,6 +146,7 @@ def test_tokens_that_are_no_patches_are_left_out() -> None:
         ("deit_tiny_patch16_225", "nearest are deit_tiny_patch16_224"),
         ("vit_tiny_stem", "nearest are vit_tiny_stem_patch8"),
         ("vit_medium_patch16_gap_256", "has no class token"),
+        ("resnet50", "'resnet50' cannot be used: it is no ViT with a class token; take one such as ViT-B-16"),
     ],
 )
 def test_names_that_cannot_be_used(name: str, message: str) -> None:
