@@ -176,6 +176,17 @@ def test_a_reopened_gallery_is_the_same(engine: str, saved: bool, open_gallery: 
     assert again.add(FEATURES[:1]).tolist() == [602]
 
 
+@pytest.mark.parametrize("engine", ["file", "milvus"])
+def test_an_emptied_gallery_is_searched_after_it_was_reopened(engine: str, open_gallery: OpenGallery) -> None:
+    gallery = open_gallery(engine)
+    gallery.remove(rows=gallery.add(FEATURES[:3]))
+    gallery.close()
+    again = open_gallery(engine)
+    assert again.search(FEATURES[0], 2).rows.tolist() == [[-1, -1]]
+    (row,) = again.add(FEATURES[:1])
+    assert again.search(FEATURES[0], 2).rows.tolist() == [[row, -1]]
+
+
 def test_a_saved_gallery_is_loaded_as_it_was(tmp_path: Path) -> None:
     gallery = fill(Gallery())
     gallery.remove(rows=[4, 599])
