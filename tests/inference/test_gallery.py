@@ -18,6 +18,7 @@ from errors import UserError
 from inference import Gallery, Matches
 from inference.gallery import MOST_CANDIDATES, SPARE
 from inference.gallery_faiss import FaissEngine
+from inference.gallery_milvus import MODEL, MilvusEngine
 
 PEOPLE, VIEWS, CAMERAS, DIM = 60, 10, 5, 16
 ENGINES = ("memory", "file", "milvus")
@@ -176,15 +177,37 @@ def test_a_reopened_gallery_is_the_same(engine: str, saved: bool, open_gallery: 
     assert again.add(FEATURES[:1]).tolist() == [602]
 
 
-@pytest.mark.parametrize("engine", ["file", "milvus"])
-def test_an_emptied_gallery_is_searched_after_it_was_reopened(engine: str, open_gallery: OpenGallery) -> None:
-    gallery = open_gallery(engine)
-    gallery.remove(rows=gallery.add(FEATURES[:3]))
-    gallery.close()
-    again = open_gallery(engine)
-    assert again.search(FEATURES[0], 2).rows.tolist() == [[-1, -1]]
-    (row,) = again.add(FEATURES[:1])
-    assert again.search(FEATURES[0], 2).rows.tolist() == [[row, -1]]
+@pytest.mark.parametrize("name", ["people.gallery", "people.db"])
+def test_a_reopened_gallery_remembers_what_was_removed(name: str, tmp_path: Path) -> None:
+    """The rows of removed entries stay theirs, and an emptied gallery is that of its model, and searched."""
+    path = tmp_path / name
+    with Gallery.open(path, model="abc") as gallery:
+        gallery.add(FEATURES[:3])
+        assert gallery.remove(rows=[2]) == 1
+    with Gallery.open(path) as gallery:
+        assert gallery.add(FEATURES[:1]).tolist() == [3]
+        assert gallery.remove(rows=range(4)) == 3
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
+    with Gallery.open(path, model="abc") as gallery:
+        assert gallery.search(FEATURES[0], 2).rows.tolist() == [[-1, -1]]
+        assert gallery.add(FEATURES[:1]).tolist() == [4]
+        assert gallery.search(FEATURES[0], 2).rows.tolist() == [[4, -1]]
+
+
+def test_a_milvus_collection_of_an_earlier_version(tmp_path: Path) -> None:
+    """Without properties, its entries name their model; it gets them with the next removal."""
+    path = tmp_path / "people.db"
+    with Gallery.open(path, model="abc") as gallery:
+        gallery.add(FEATURES[:3])
+        assert isinstance(gallery.engine, MilvusEngine)
+        gallery.engine._client.drop_collection_properties("gallery", [MODEL])
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
+    with Gallery.open(path) as gallery:
+        gallery.remove(rows=range(3))
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
 
 
 def test_a_saved_gallery_is_loaded_as_it_was(tmp_path: Path) -> None:
