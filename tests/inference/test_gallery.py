@@ -375,6 +375,7 @@ def test_what_cannot_be_added_or_searched() -> None:
         (lambda: gallery.add(FEATURES[0]), "have the shape"),
         (lambda: gallery.add(FEATURES[:2], ids=[1]), r"ids have the shape \(1,\) .* give 2 integers"),
         (lambda: gallery.add(FEATURES[:2], cameras=np.array([0.5, 1])), "cameras have .* give 2 integers"),
+        (lambda: gallery.add(FEATURES[:2], ids=[None, 0.5]), "ids have .* give 2 integers"),  # type: ignore[list-item]
         (lambda: gallery.add(FEATURES[:2], files=["a"]), "2 features and 1 files"),
         (lambda: gallery.search(FEATURES[0], 0), "k is 0"),
         (lambda: gallery.search(FEATURES[0], MOST_CANDIDATES - SPARE + 1), "k is 16369"),
@@ -385,6 +386,22 @@ def test_what_cannot_be_added_or_searched() -> None:
         with pytest.raises(UserError, match=message):
             call()
     assert len(gallery) == len(FEATURES)
+
+
+def test_unknown_labels_one_by_one() -> None:
+    gallery = Gallery()
+    gallery.add(np.eye(2), ids=[None, 1], cameras=[4, None])
+    found = gallery.search(np.eye(2), 1, query_cameras=[None, 5], query_ids=[None, None])
+    assert found.ids.tolist() == [[-1], [1]]
+    assert found.cameras.tolist() == [[4], [-1]]
+
+
+def test_tensors_as_a_model_gives_them() -> None:
+    """In half precision, and part of a graph."""
+    gallery = Gallery()
+    gallery.add(torch.eye(3, dtype=torch.bfloat16, requires_grad=True))
+    found = gallery.search(torch.eye(3, requires_grad=True)[1], 1)
+    assert (found.rows.tolist(), found.similarities.tolist()) == ([[1]], [[1.0]])
 
 
 def engine_of(gallery: Gallery) -> FaissEngine:
