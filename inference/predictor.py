@@ -165,7 +165,7 @@ class Predictor:
         overrides: Sequence[str] = (),
         *,
         config_file: str | Path | None = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         pattern: int = 3,
         batch_size: int = 32,
         pca: str | Path | None = None,
@@ -177,15 +177,15 @@ class Predictor:
             weights: a checkpoint of this project; DeMo's need `config_file`.
             overrides: `KEY VALUE …`, as on the command line.
             config_file: a YAML file on top of the configuration in the checkpoint.
-            device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one.
+            device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one; or a torch.device.
             pattern: as for the class.
             batch_size: as for the class.
             pca: a file of `tools.embed --dim`, made with these weights.
             calibration: a file of `tools.calibrate`, made with these weights and this `pca`.
         """
-        name, _, number = device.partition(":")
+        name, _, number = str(device).partition(":")
         if name not in DEVICES:
-            raise UserError(f"there is no device {device!r}; choose from auto, cpu, cuda and cuda:N")
+            raise UserError(f"there is no device {str(device)!r}; choose from auto, cpu, cuda and cuda:N")
         trained = load_trained(weights, overrides, config_file=config_file)
         return cls.of(
             trained,

@@ -224,6 +224,12 @@ def test_mistakes_are_refused(predictor: Predictor, triples: list[Triple], run: 
         whole.explain(triples[0])
 
 
+def test_a_device_of_torch(run: Path) -> None:
+    assert Predictor.load(run / "last.pth", device=torch.device("cpu")).device == torch.device("cpu")
+    with pytest.raises(UserError, match="there is no device 'meta'"):
+        Predictor.load(run / "last.pth", device=torch.device("meta"))
+
+
 def test_from_anywhere_through_torch_hub(run: Path, triples: list[Triple], predictor: Predictor) -> None:
     found = torch.hub.load(str(ROOT), "predictor", str(run / "last.pth"), source="local", device="cpu")
     torch.testing.assert_close(found.embed(triples[:2]), predictor.embed(triples[:2]))
