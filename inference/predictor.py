@@ -21,11 +21,18 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datasets.build import make_eval_transform
-from datasets.dataset import UnreadableImageError, blank_absent, read_image, read_images, resize_images
+from datasets.dataset import (
+    UnreadableImageError,
+    blank_absent,
+    read_image,
+    read_images,
+    reason_of,
+    resize_images,
+)
 from datasets.pixels import convert_to, make_upright
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
-from errors import UserError
+from errors import UserError, on_one_line
 from inference.calibration import Calibration, load_calibration
 from inference.compact import Pca, load_pca
 from inference.origin import Origin, find_origin
@@ -386,4 +393,13 @@ def _open(source: ImageSource, modality: Modality) -> Image.Image:
     if not isinstance(source, Image.Image):
         kind = type(source).__name__
         raise UserError(f"the {modality.value} image is a {kind}; give a file, a PIL image or an array")
-    return convert_to(make_upright(source), "RGB")
+    try:
+        source.load()  # a file that was opened is decoded here, also a truncated one
+        return convert_to(make_upright(source), "RGB")
+    except Exception as error:  # as in `read_image`
+        name, kind = on_one_line(getattr(source, "filename", "") or "in memory"), modality.value
+        reason = reason_of(error)
+        raise UnreadableImageError(
+            f"cannot read the {kind} image {name} ({reason}): give it as 8-bit RGB, or leave it out",
+            f"{name} ({kind}): {reason}",
+        ) from error

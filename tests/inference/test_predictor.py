@@ -16,6 +16,7 @@ import train_net as train_entry
 from config import load_config
 from conftest import ROOT, SMALL_MODEL
 from datasets.build import make_eval_transform, read_splits
+from datasets.dataset import UnreadableImageError
 from errors import UserError
 from inference import Predictor, Triple
 from inference.predictor import triple_of
@@ -136,6 +137,26 @@ def test_an_unreadable_file_is_named_or_skipped(
     assert alone.shape == (1, predictor.dim)
     assert alone.isnan().all()
     assert predictor.embed([]).shape == (0, predictor.dim)
+
+
+def test_an_image_that_cannot_be_decoded_is_named_or_skipped(
+    predictor: Predictor, triples: list[Triple], tmp_path: Path
+) -> None:
+    """Opened by the caller: truncated, closed, and of formats that are not read."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "short.png")
+    (tmp_path / "short.png").write_bytes((tmp_path / "short.png").read_bytes()[:2000])
+    closed = Image.open(triples[0].rgb)  # type: ignore[arg-type]
+    closed.close()
+    for image, message in (
+        (Image.open(tmp_path / "short.png"), r"cannot read the TI image .*short\.png \(.*truncated"),
+        (closed, "cannot read the TI image "),
+        *((Image.new(mode, (8, 8)), f"in memory .*pixel format {mode} is") for mode in ("F", "HSV", "YCbCr")),
+    ):
+        with pytest.raises(UnreadableImageError, match=message):
+            predictor.embed([Triple(ti=image)])
+        features = predictor.embed([triples[0], Triple(ti=image)], on_error="skip")
+        assert features.isnan().all(dim=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
