@@ -164,6 +164,7 @@ class Predictor:
         self.origin = origin
         self._pca, self._calibration = pca, calibration
         self._lock = threading.Lock()  # the model keeps the attention of a pass
+        self._warned = threading.Lock()  # taken by the thread that warns of images that are not used
 
     @classmethod
     def load(
@@ -237,8 +238,9 @@ class Predictor:
     @cached_property
     def dim(self) -> int:
         """D, the numbers in a descriptor."""
-        black = Triple(np.zeros((8, 8), np.uint8))
-        return int(self.embed([black]).shape[1])
+        black = np.zeros((8, 8), np.uint8)
+        images = PerModality.build(lambda m: black if m is self._model.modalities[0] else None)
+        return int(self.embed([Triple(*images)]).shape[1])
 
     def embed(self, triples: Sequence[Triple], *, on_error: str = "raise") -> Tensor:
         """The descriptors of N triples, (N, D), each of length 1, on the CPU.
@@ -344,15 +346,20 @@ class Predictor:
         if not isinstance(triple, Triple):
             kind = type(triple).__name__
             raise UserError(f"a triple is a {kind}; give Triple(rgb=…, ni=…, ti=…), with what you have")
-        if not any(image is not None for image in triple.images):
-            raise UserError("a triple has no image; give at least one of rgb, ni and ti")
+        there = triple.images.map(lambda image: image is not None)
+        used = self._model.modalities
+        check_modalities(there, used)
+        if any(there.of(m) for m in Modality if m not in used) and self._warned.acquire(blocking=False):
+            logger.warning(
+                "images of other modalities than %s are left out: the model does not use them", _join(used)
+            )
         if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
             raise UserError(
                 f"the model was trained with {self._num_cameras} cameras, counted from 0, and camera "
                 f"{triple.camera} is not one of them; leave it out for a camera of your own"
             )
-        sources = zip(Modality, triple.images, strict=True)
-        opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources))
+        sources = {m: triple.images.of(m) if m in used else None for m in Modality}
+        opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources.items()))
         present = opened.map(lambda image: image is not None)
         images = PerModality(*self._transform(resize_images(opened, self._transform)))
         blank_absent(images, present)
@@ -376,6 +383,19 @@ def triple_of(record: ImageRecord) -> Triple:
     """The images of a record of a data set; a file that holds all three is read here."""
     images = read_images(record) if record.is_strip else record.paths
     return Triple(*images)
+
+
+def check_modalities(present: PerModality[bool], used: Sequence[Modality], what: str = "a triple") -> None:
+    """Refuse a triple without any image of the modalities that the model uses; `what` names it."""
+    if any(present.of(modality) for modality in used):
+        return
+    there = [modality for modality in Modality if present.of(modality)]
+    found = f"only images of {_join(there)}" if there else "no image"
+    raise UserError(f"{what} has {found}, and the model uses {_join(used)}; give at least one of these")
+
+
+def _join(modalities: Sequence[Modality]) -> str:
+    return ", ".join(modality.value for modality in modalities)
 
 
 def _open(source: ImageSource, modality: Modality) -> Image.Image:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 import test_net as test_entry
 import train_net as train_entry
 from config import load_config
-from conftest import ROOT, SMALL_MODEL
+from conftest import ROOT, SMALL_MODEL, save_untrained
 from datasets.build import make_eval_transform, read_splits
 from datasets.dataset import UnreadableImageError
 from errors import UserError
@@ -22,6 +23,7 @@ from inference import Predictor, Triple
 from inference.predictor import triple_of
 from miniatures import draw_miniature
 from modeling.make_model import make_model
+from structures import Modality
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +115,27 @@ def test_a_missing_modality_is_as_in_evaluation(
     expected = torch.nn.functional.normalize(torch.from_numpy(np.load(file)["features_3"]), dim=1)
     features = predictor.embed([Triple(rgb=triple.rgb, ti=triple.ti) for triple in triples])
     torch.testing.assert_close(features, expected, atol=1e-6, rtol=0)
+
+
+def test_images_that_the_model_does_not_use(
+    triples: list[Triple], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of two modalities refuses a triple that has the third alone, and ignores it beside others."""
+    weights = save_untrained(tmp_path / "two.pth", modalities=(Modality.NI, Modality.TI))
+    predictor = Predictor.load(weights, device="cpu")
+    message = "a triple has only images of RGB, and the model uses NI, TI; give at least one of these"
+    with pytest.raises(UserError, match=message):
+        predictor.embed([Triple(ni=triples[0].ni), Triple(rgb=triples[0].rgb)], on_error="skip")
+    with pytest.raises(UserError, match="a triple has no image, and the model uses NI, TI"):
+        predictor.explain(Triple())
+    caplog.clear()
+    pairs = [Triple(ni=triple.ni, ti=triple.ti) for triple in triples[:3]]
+    features = predictor.embed(pairs)
+    assert features.shape == (3, predictor.dim)
+    assert caplog.text == ""
+    unread = [replace(pair, rgb=tmp_path / "absent.jpg") for pair in pairs]
+    assert torch.equal(predictor.embed(unread), features)
+    assert caplog.text.count("images of other modalities than NI, TI are left out") == 1
 
 
 def test_an_unreadable_file_is_named_or_skipped(
