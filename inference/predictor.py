@@ -45,7 +45,10 @@ from weight_file import hash_file
 logger = logging.getLogger(__name__)
 
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
-"""A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits."""
+"""A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits.
+
+The three channels of an array are red, green, blue; of what OpenCV reads, give `image[..., ::-1]`.
+"""
 
 ON_ERROR = ("raise", "skip")
 DEVICES = ("auto", "cpu", "cuda")

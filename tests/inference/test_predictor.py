@@ -68,7 +68,9 @@ def test_files_images_and_arrays_are_the_same(predictor: Predictor, triples: lis
     rgb, ni, ti = opened
     arrays = [np.asarray(image) for image in opened]
     paths = [str(path) for path in triples[0].images]
+    blue_first = [array[..., ::-1].copy() for array in arrays]  # as OpenCV reads
     ways = (
+        Triple(*(array[..., ::-1] for array in blue_first)),
         Triple(rgb, ni, ti),
         Triple(arrays[0], arrays[1], arrays[2]),
         Triple(paths[0], paths[1], paths[2]),
