@@ -182,15 +182,15 @@ class Predictor:
         pca: str | Path | None = None,
         calibration: str | Path | None = None,
     ) -> Predictor:
-        """Read a checkpoint; configuration, identities and cameras come from the file.
+        """A predictor from a checkpoint; configuration, identities and cameras come from the file.
 
         Args:
             weights: a checkpoint of this project; DeMo's need `config_file`.
             overrides: `KEY VALUE …`, as on the command line.
             config_file: a YAML file on top of the configuration in the checkpoint.
             device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one; or a torch.device.
-            pattern: as for the class.
-            batch_size: as for the class.
+            pattern: the return pattern: 1 original features, 2 fused, 3 both.
+            batch_size: triples in one forward pass.
             pca: a file of `tools.embed --dim`, made with these weights.
             calibration: a file of `tools.calibrate`, made with these weights and this `pca`.
         """
