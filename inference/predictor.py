@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +33,7 @@ from datasets.pixels import convert_to, make_upright
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
 from errors import UserError, on_one_line
-from inference.calibration import Calibration, load_calibration
+from inference.calibration import Calibration, load_calibration, name_modalities
 from inference.compact import Pca, load_pca
 from inference.origin import Origin, find_origin
 from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
@@ -138,7 +138,7 @@ class Predictor:
         batch_size: int = 32,
         origin: Origin | None = None,
         pca: Pca | None = None,
-        calibration: Calibration | None = None,
+        calibration: Mapping[str, Calibration] | None = None,
     ) -> None:
         """Take a model that is built; `load` builds one from a checkpoint.
 
@@ -152,7 +152,7 @@ class Predictor:
             batch_size: triples in one forward pass.
             origin: what the descriptors are made with; None for a model that comes from no file.
             pca: shortens the descriptors.
-            calibration: the threshold of `verify`.
+            calibration: the thresholds of `verify`, by `name_modalities`.
         """
         if pattern not in RETURN_PATTERNS:
             raise UserError(f"there is no return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
@@ -270,14 +270,27 @@ class Predictor:
         return features
 
     def verify(self, a: Triple, b: Triple) -> Verification:
-        """Whether two triples show the same person, by the threshold of the calibration."""
+        """Whether two triples show the same person, by the threshold of the modalities that both have."""
         if self._calibration is None:
             raise UserError(
                 "there is no threshold to verify with; make one with python -m tools.calibrate, and give it "
                 'as Predictor.load(…, calibration="OUT.json")'
             )
+        name, other = (
+            name_modalities([m for m in Modality if self._find_used(triple).of(m)]) for triple in (a, b)
+        )
+        if name != other:
+            raise UserError(
+                f"one triple has {name} and the other {other}, and a threshold is for equal modalities; "
+                "leave out the images that only one of them has"
+            )
+        if name not in self._calibration:
+            raise UserError(
+                f"the calibration has no threshold for {name}, only for {', '.join(self._calibration)}; give "
+                "images of these, or make it again where triples have all of yours"
+            )
         first, second = self.embed([a, b])
-        distance, threshold = float((first - second).norm()), self._calibration.threshold
+        distance, threshold = float((first - second).norm()), self._calibration[name].threshold
         return Verification(distance, threshold, distance <= threshold)
 
     def stream(
@@ -344,8 +357,8 @@ class Predictor:
         features = F.normalize(features.float(), dim=1).cpu()
         return features if self._pca is None else self._pca.apply(features)
 
-    def _read(self, triple: Triple) -> _ReadTriple:
-        """The images as the model takes them, zeros where one is missing, and the camera."""
+    def _find_used(self, triple: Triple) -> PerModality[bool]:
+        """Which images of a triple are there and used by the model; a UserError if there are none."""
         if not isinstance(triple, Triple):
             kind = type(triple).__name__
             raise UserError(f"a triple is a {kind}; give Triple(rgb=…, ni=…, ti=…), with what you have")
@@ -353,17 +366,20 @@ class Predictor:
         used = self._model.modalities
         check_modalities(there, used)
         if any(there.of(m) for m in Modality if m not in used) and self._warned.acquire(blocking=False):
-            logger.warning(
-                "images of other modalities than %s are left out: the model does not use them", _join(used)
-            )
+            message = "images of other modalities than %s are left out: the model does not use them"
+            logger.warning(message, _join(used))
+        return PerModality.build(lambda m: m in used and there.of(m))
+
+    def _read(self, triple: Triple) -> _ReadTriple:
+        """The images as the model takes them, zeros where one is missing, and the camera."""
+        present = self._find_used(triple)
         if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
             raise UserError(
                 f"the model was trained with {self._num_cameras} cameras, counted from 0, and camera "
                 f"{triple.camera} is not one of them; leave it out for a camera of your own"
             )
-        sources = {m: triple.images.of(m) if m in used else None for m in Modality}
-        opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources.items()))
-        present = opened.map(lambda image: image is not None)
+        sources = zip(Modality, restrict(triple, self._model.modalities).images, strict=True)
+        opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources))
         images = PerModality(*self._transform(resize_images(opened, self._transform)))
         blank_absent(images, present)
         camera = BEYOND_THE_TABLE if triple.camera is None else triple.camera
@@ -386,6 +402,12 @@ def triple_of(record: ImageRecord) -> Triple:
     """The images of a record of a data set; a file that holds all three is read here."""
     images = read_images(record) if record.is_strip else record.paths
     return Triple(*images)
+
+
+def restrict(triple: Triple, modalities: Collection[Modality]) -> Triple:
+    """The triple without the images of other modalities."""
+    images = PerModality.build(lambda m: triple.images.of(m) if m in modalities else None)
+    return Triple(*images, camera=triple.camera)
 
 
 def check_modalities(present: PerModality[bool], used: Sequence[Modality], what: str = "a triple") -> None:
