@@ -50,8 +50,10 @@ def convert_to(image: Image.Image, mode: str) -> Image.Image:
         raise ValueError(f"its pixel format {image.mode} is not supported; save it with 8 or 16 bits")
     if PIXEL_FORMATS[image.mode] == "16-bit grey":
         image = _to_eight_bits(image)
-    # Pillow would warn of transparency in a palette, which `convert` drops as it should.
-    image.info.pop("transparency", None)
+    if "transparency" in image.info:
+        # Pillow would warn of it in a palette, and `convert` drops it as it should.
+        image = image.copy()  # the caller keeps his own
+        del image.info["transparency"]
     return image.convert(mode)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 
 from errors import UserError
 from inference.origin import Origin
+from structures import Modality
 
 FEWEST = 10
 """False matches that a rate must let expect, so that it can be measured."""
@@ -21,6 +22,10 @@ BINS = 2**20  # in which distances are counted, from 0 to 2
 WIDTH = 2 / BINS  # of a bin: a power of 2, so that its edges are exact in float32
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+
+
+class CalibrationError(UserError):
+    """These pairs do not give a threshold."""
 
 
 class Pairs(NamedTuple):
@@ -48,7 +53,12 @@ class Calibration:
     pairs_of_different_people: int
     pairs_of_one_person: int
     identities: int
-    curve: Mapping[str, list[float]]  # by growing threshold
+    curve: Mapping[str, list[float]]  # by growing threshold; empty where modalities are missing
+
+
+def name_modalities(modalities: Collection[Modality]) -> str:
+    """The name of a combination of modalities in a calibration, such as `RGB+TI`."""
+    return "+".join(modality.value for modality in Modality if modality in modalities)
 
 
 class PairsAcross(NamedTuple):
@@ -65,7 +75,7 @@ class PairsAcross(NamedTuple):
 
     def chunks(self) -> Iterator[Pairs]:
         """The pairs of some triples with all later ones; they are computed again each time."""
-        size = max(1, CHUNK // len(self.features))
+        size = max(1, CHUNK // max(1, len(self.features)))
         for start in range(0, len(self.features), size):
             rows, later = self.features[start : start + size], self.features[start:]
             # The descriptors have length 1; float64 keeps the digits of small distances.
@@ -88,6 +98,9 @@ def calibrate(pairs: PairSource, rate: float) -> Calibration:
     """The largest threshold at which at most the share `rate` of the pairs of different people match.
 
     It is found to 2e-6. Memory does not grow with the number of pairs, but with that of identities squared.
+
+    Raises:
+        CalibrationError: there are too few pairs for this rate, or they cannot be told apart.
     """
     # How many pairs there are at each distance.
     positives, negatives = np.zeros((2, BINS), dtype=np.int64)
@@ -100,9 +113,11 @@ def calibrate(pairs: PairSource, rate: float) -> Calibration:
     count, own_count = int(negatives.sum()), int(positives.sum())
     # Are there enough to measure such a rate?
     if not own_count:
-        raise UserError("no two triples of one person are from different cameras; nothing can be calibrated")
+        raise CalibrationError(
+            "no two triples of one person are from different cameras; nothing can be calibrated"
+        )
     if rate * count < FEWEST:
-        raise UserError(
+        raise CalibrationError(
             f"--fmr {rate:g} cannot be measured: {count} pairs of different people let expect "
             f"{rate * count:.1f} false matches, and {FEWEST} are needed; choose "
             f"{FEWEST / max(count, 1):.1e} or more, or hold out more identities (DATASETS.VAL_IDS)"
@@ -111,7 +126,7 @@ def calibrate(pairs: PairSource, rate: float) -> Calibration:
     matched, own_matched = negatives.cumsum(), positives.cumsum()
     num_bins = int(np.searchsorted(matched, rate * count, "right"))
     if not num_bins:
-        raise UserError("the descriptors of different people are equal; the model has not learnt anything")
+        raise CalibrationError("the descriptors of different people are equal; the model has learned nothing")
     threshold = float(np.nextafter(np.float32(num_bins * WIDTH), np.float32(-1)))
     # The curve, at distances evenly spread over the ranks of both kinds of pairs.
     shares = np.linspace(0, 1, CURVE // 2)
@@ -166,14 +181,16 @@ def _resample(
     return (low, high), (own_low, own_high)
 
 
-def load_calibration(path: Path, origin: Origin) -> Calibration:
-    """Read a file of tools.calibrate; it is refused unless it was made with this origin."""
+def load_calibration(path: Path, origin: Origin) -> dict[str, Calibration]:
+    """Read a file of tools.calibrate, by the modalities that a threshold is for, see `name_modalities`.
+
+    It is refused unless it was made with this origin.
+    """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         origin.check(content.pop("origin"), path)
-        names = Calibration.__dataclass_fields__
-        found = Calibration(**{name: content[name] for name in names})
-        if not 0 <= float(found.threshold) <= 2:
+        found = {name: Calibration(**values) for name, values in content["thresholds"].items()}
+        if not all(0 <= float(each.threshold) <= 2 for each in found.values()):
             raise ValueError
         return found
     except OSError as error:

@@ -203,16 +203,16 @@ class Gallery:
         self,
         features: Any,
         *,
-        ids: Sequence[int] | np.ndarray | None = None,
-        cameras: Sequence[int] | np.ndarray | None = None,
+        ids: Sequence[int | None] | np.ndarray | None = None,
+        cameras: Sequence[int | None] | np.ndarray | None = None,
         files: Sequence[str | os.PathLike[str]] | None = None,
     ) -> np.ndarray:
         """Add n vectors.
 
         Args:
-            features: (n, D), an array or a tensor on the CPU; they are normalised.
-            ids: n identities; -1 or None for unknown.
-            cameras: n cameras; -1 or None for unknown.
+            features: (n, D), an array, or a tensor on any device; they are normalised.
+            ids: n identities, each -1 or None if it is unknown; None if all are.
+            cameras: n cameras, likewise.
             files: n names.
 
         Returns:
@@ -257,8 +257,8 @@ class Gallery:
         *,
         camera: int | Collection[int] | None = None,
         without: int | Collection[int] | None = None,
-        query_cameras: Sequence[int] | np.ndarray | None = None,
-        query_ids: Sequence[int] | np.ndarray | None = None,
+        query_cameras: Sequence[int | None] | np.ndarray | None = None,
+        query_ids: Sequence[int | None] | np.ndarray | None = None,
     ) -> Matches:
         """Find the k entries with the largest cosine similarity to each of Q queries.
 
@@ -267,8 +267,8 @@ class Gallery:
             k: how many.
             camera: find entries of this camera, or of these, only.
             without: find none of this camera, or of these.
-            query_cameras: Q cameras; a query finds no entry of its own camera. Unknown cameras (-1) exclude
-                nothing.
+            query_cameras: Q cameras; a query finds no entry of its own camera. Unknown cameras (-1 or
+                None) exclude nothing.
             query_ids: with `query_cameras`, Q identities: a query finds no entry of its own identity *and*
                 camera, which is the usual protocol of evaluation.
         """
@@ -276,7 +276,7 @@ class Gallery:
             raise UserError(f"k is {k}; it must be 1 to {MOST_CANDIDATES - SPARE}")
         if query_ids is not None and query_cameras is None:
             raise UserError("query_ids exclude entries together with query_cameras; give both")
-        queries = _normalised(np.atleast_2d(np.asarray(features)), self._engine.dim)
+        queries = _normalised(np.atleast_2d(_to_array(features)), self._engine.dim)
         own_cameras = _labels("query_cameras", query_cameras, len(queries))
         own_ids = _labels("query_ids", query_ids, len(queries))
         only = None if camera is None else _camera_set(camera)
@@ -392,9 +392,16 @@ def _fill(matches: Matches, query: int, entries: Entries, similarities: np.ndarr
     matches.files[query, :count] = entries.files
 
 
+def _to_array(features: Any) -> np.ndarray:
+    """The features as float32; a tensor may be of any type, on any device, and part of a graph."""
+    if hasattr(features, "detach"):
+        features = features.detach().cpu().float()
+    return np.asarray(features, dtype=np.float32)
+
+
 def _normalised(features: Any, dim: int | None) -> np.ndarray:
     """The features as rows of length 1, (n, D) float32; what cannot be compared is refused."""
-    vectors = np.asarray(features, dtype=np.float32)
+    vectors = _to_array(features)
     if vectors.ndim != 2 or vectors.shape[1] == 0:
         raise UserError(f"features have the shape {vectors.shape}; give (n, D)")
     if dim is not None and vectors.shape[1] != dim:
@@ -409,8 +416,11 @@ def _normalised(features: Any, dim: int | None) -> np.ndarray:
     return np.ascontiguousarray(vectors / lengths)
 
 
-def _labels(name: str, values: Sequence[int] | np.ndarray | None, count: int) -> np.ndarray:
+def _labels(name: str, values: Sequence[int | None] | np.ndarray | None, count: int) -> np.ndarray:
+    """The labels, (count,) int64, with UNKNOWN for None; what is no integer is refused."""
     labels = np.full(count, UNKNOWN, dtype=np.int64) if values is None else np.asarray(values)
+    if labels.dtype == object:
+        labels = np.asarray([UNKNOWN if label is None else label for label in labels.tolist()])
     if labels.shape != (count,) or not (np.issubdtype(labels.dtype, np.integer) or count == 0):
         raise UserError(
             f"{name} have the shape {labels.shape} and type {labels.dtype}; give {count} integers"

@@ -73,7 +73,7 @@ class FaissEngine:
         self._lock: IO[bytes] | None = None
         self._db: sqlite3.Connection | None = None
         self._reading = threading.Lock()
-        self._flat: Any = None  # compares all vectors; None with `_cells`, or while there is no vector
+        self._flat: Any = None  # compares all vectors; None with `_cells`, or until the first is added
         self._cells: CellIndex | None = None
         if path is not None and not read_only:
             if not path.exists():
@@ -170,7 +170,9 @@ class FaissEngine:
         self._cameras = np.concatenate((self._cameras, entries.cameras))
         self._num_alive += len(entries)
         if self._cells is None:
-            self._add_flat(entries.features, entries.rows)
+            if self._flat is None:
+                self._flat = _make_flat(entries.features.shape[1])
+            self._flat.add_with_ids(entries.features, entries.rows)
         else:
             self._cells.add(entries.features, entries.rows)
 
@@ -318,15 +320,9 @@ class FaissEngine:
             yield vectors.reshape(len(part), -1), np.array([row for row, _ in part], dtype=np.int64)
 
     def _fill_flat(self) -> None:
-        self._flat = None
+        self._flat = None if self.dim is None else _make_flat(self.dim)  # a gallery may have been emptied
         for vectors, rows in self._blocks():
-            self._add_flat(vectors, rows)
-
-    def _add_flat(self, vectors: np.ndarray, rows: np.ndarray) -> None:
-        faiss = import_faiss()
-        if self._flat is None:
-            self._flat = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
-        self._flat.add_with_ids(vectors, rows)
+            self._flat.add_with_ids(vectors, rows)
 
     def _store_index(self, db: sqlite3.Connection) -> None:
         about = ""
@@ -356,6 +352,11 @@ class FaissEngine:
             yield
         except sqlite3.Error as error:
             raise UserError(f"the gallery {self._path} cannot be read or written: {error}") from None
+
+
+def _make_flat(dim: int) -> Any:
+    faiss = import_faiss()
+    return faiss.IndexIDMap2(faiss.IndexFlatIP(dim))
 
 
 def _connect(path: Path | None, read_only: bool = False) -> sqlite3.Connection:

@@ -17,6 +17,8 @@ from reporting.extra import import_extra
 COLLECTION = "gallery"
 UNFINISHED = "gallery_is_being_filled"
 """A collection that is there as long as the other is being filled."""
+MODEL, NEXT_ROW = "gallery.model", "gallery.next_row"
+"""Properties of the collection: what entries that were removed can no longer tell."""
 FIELDS = ("row", "person", "camera", "file", "features")
 LONGEST_NAME = 4096  # bytes of a file name
 ROWS_AT_ONCE = 1000  # in one answer
@@ -71,20 +73,24 @@ class MilvusEngine:
         with self._errors("read"):
             if not self._client.has_collection(COLLECTION):
                 return
-            fields = self._client.describe_collection(COLLECTION)["fields"]
-            dims = {field["name"]: field["params"].get("dim") for field in fields}
+            about = self._client.describe_collection(COLLECTION)
+            dims = {field["name"]: field["params"].get("dim") for field in about["fields"]}
             if not {*FIELDS, "model"} <= set(dims):
                 raise UserError(
                     f"the collection {COLLECTION} of {self._address} is not a gallery; name another"
                 )
             self.dim = int(dims["features"])
             self._client.load_collection(COLLECTION)
-            self._next_row = self._find_next_row()
-            some = self._client.query(COLLECTION, filter="row >= 0", limit=1, output_fields=["model"])
-        check_model(self._model, some[0]["model"] if some else "", self._address)
+            self._next_row = max(self._find_next_row(), int(about["properties"].get(NEXT_ROW, 0)))
+            found = about["properties"].get(MODEL)
+            if found is None:  # a collection of an earlier version
+                some = self._client.query(COLLECTION, filter="row >= 0", limit=1, output_fields=["model"])
+                found = some[0]["model"] if some else self._model
+        check_model(self._model, found, self._address)
+        self._model = found
 
     def _find_next_row(self) -> int:
-        """One more than the largest row, by bisection: Milvus has no maximum."""
+        """One more than the largest row that is there, by bisection: Milvus has no maximum."""
 
         def is_beyond(row: int) -> bool:
             return not self._client.query(COLLECTION, filter=f"row >= {row}", limit=1, output_fields=["row"])
@@ -164,7 +170,11 @@ class MilvusEngine:
         index = self._client.prepare_index_params()
         index.add_index("features", index_type="FLAT", metric_type="IP")
         self._client.create_collection(
-            COLLECTION, schema=schema, index_params=index, consistency_level="Strong"
+            COLLECTION,
+            schema=schema,
+            index_params=index,
+            consistency_level="Strong",
+            properties={MODEL: self._model},
         )
         self.dim = dim
 
@@ -175,6 +185,9 @@ class MilvusEngine:
         there = self._get(rows, ["row"])
         with self._errors("written"):
             if there:
+                # First, so that their rows are not given again if the process is killed in between.
+                kept = {MODEL: self._model, NEXT_ROW: str(self._next_row)}
+                self._client.alter_collection_properties(COLLECTION, properties=kept)
                 self._client.delete(COLLECTION, ids=[entry["row"] for entry in there])
         return len(there)
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +48,7 @@ class TripleList:
     path: Path
     length: int  # triples
     num_images: int
+    kinds: Mapping[PerModality[bool], Listed]  # by the images that are there, the first row that has these
     sha256: str  # of the CSV file, or of the names in the folders
     rows: Callable[[], Iterator[Listed]]  # reads it again, in constant memory for a CSV file
 
@@ -60,12 +61,15 @@ def open_list(path: Path) -> TripleList:
         rows, sha256 = lambda: _read_csv(path), ""
     # Read it to the end, so that a fault in the last row is found before hours of work.
     length = num_images = 0
+    kinds: dict[PerModality[bool], Listed] = {}
     for row in rows():
         length += 1
-        num_images += sum(image is not None for image in row.paths)
+        present = row.paths.map(lambda image: image is not None)
+        num_images += sum(present)
+        kinds.setdefault(present, row)
     if not length:
         raise UserError(f"{on_one_line(path)} lists no triples; there is nothing to embed")
-    return TripleList(path, length, num_images, sha256 or hash_file(path), rows)
+    return TripleList(path, length, num_images, kinds, sha256 or hash_file(path), rows)
 
 
 def _read_csv(path: Path) -> Iterator[Listed]:

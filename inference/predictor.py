@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,12 +21,19 @@ from torch import Tensor
 from tqdm import tqdm
 
 from datasets.build import make_eval_transform
-from datasets.dataset import UnreadableImageError, blank_absent, read_image, read_images, resize_images
+from datasets.dataset import (
+    UnreadableImageError,
+    blank_absent,
+    read_image,
+    read_images,
+    reason_of,
+    resize_images,
+)
 from datasets.pixels import convert_to, make_upright
 from datasets.transforms import EvalTransform
 from engine.runtime import choose_device
-from errors import UserError
-from inference.calibration import Calibration, load_calibration
+from errors import UserError, on_one_line
+from inference.calibration import Calibration, load_calibration, name_modalities
 from inference.compact import Pca, load_pca
 from inference.origin import Origin, find_origin
 from modeling.reid_model import BEYOND_THE_TABLE, MultiModalReID
@@ -38,7 +45,10 @@ from weight_file import hash_file
 logger = logging.getLogger(__name__)
 
 ImageSource: TypeAlias = str | os.PathLike[str] | Image.Image | np.ndarray
-"""A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits."""
+"""A file, a PIL image, or an array: (H, W) or (H, W, 3) of 8 bits, or (H, W) of 16 bits.
+
+The three channels of an array are red, green, blue; of what OpenCV reads, give `image[..., ::-1]`.
+"""
 
 ON_ERROR = ("raise", "skip")
 DEVICES = ("auto", "cpu", "cuda")
@@ -128,7 +138,7 @@ class Predictor:
         batch_size: int = 32,
         origin: Origin | None = None,
         pca: Pca | None = None,
-        calibration: Calibration | None = None,
+        calibration: Mapping[str, Calibration] | None = None,
     ) -> None:
         """Take a model that is built; `load` builds one from a checkpoint.
 
@@ -142,7 +152,7 @@ class Predictor:
             batch_size: triples in one forward pass.
             origin: what the descriptors are made with; None for a model that comes from no file.
             pca: shortens the descriptors.
-            calibration: the threshold of `verify`.
+            calibration: the thresholds of `verify`, by `name_modalities`.
         """
         if pattern not in RETURN_PATTERNS:
             raise UserError(f"there is no return pattern {pattern!r}; choose from {list(RETURN_PATTERNS)}")
@@ -157,6 +167,7 @@ class Predictor:
         self.origin = origin
         self._pca, self._calibration = pca, calibration
         self._lock = threading.Lock()  # the model keeps the attention of a pass
+        self._warned = threading.Lock()  # taken by the thread that warns of images that are not used
 
     @classmethod
     def load(
@@ -165,27 +176,27 @@ class Predictor:
         overrides: Sequence[str] = (),
         *,
         config_file: str | Path | None = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         pattern: int = 3,
         batch_size: int = 32,
         pca: str | Path | None = None,
         calibration: str | Path | None = None,
     ) -> Predictor:
-        """Read a checkpoint; configuration, identities and cameras come from the file.
+        """A predictor from a checkpoint; configuration, identities and cameras come from the file.
 
         Args:
             weights: a checkpoint of this project; DeMo's need `config_file`.
             overrides: `KEY VALUE …`, as on the command line.
             config_file: a YAML file on top of the configuration in the checkpoint.
-            device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one.
-            pattern: as for the class.
-            batch_size: as for the class.
+            device: `cuda`, `cuda:1`, `cpu`, or `auto` for CUDA where there is one; or a torch.device.
+            pattern: the return pattern: 1 original features, 2 fused, 3 both.
+            batch_size: triples in one forward pass.
             pca: a file of `tools.embed --dim`, made with these weights.
             calibration: a file of `tools.calibrate`, made with these weights and this `pca`.
         """
-        name, _, number = device.partition(":")
+        name, _, number = str(device).partition(":")
         if name not in DEVICES:
-            raise UserError(f"there is no device {device!r}; choose from auto, cpu, cuda and cuda:N")
+            raise UserError(f"there is no device {str(device)!r}; choose from auto, cpu, cuda and cuda:N")
         trained = load_trained(weights, overrides, config_file=config_file)
         return cls.of(
             trained,
@@ -230,8 +241,9 @@ class Predictor:
     @cached_property
     def dim(self) -> int:
         """D, the numbers in a descriptor."""
-        black = Triple(np.zeros((8, 8), np.uint8))
-        return int(self.embed([black]).shape[1])
+        black = np.zeros((8, 8), np.uint8)
+        images = PerModality.build(lambda m: black if m is self._model.modalities[0] else None)
+        return int(self.embed([Triple(*images)]).shape[1])
 
     def embed(self, triples: Sequence[Triple], *, on_error: str = "raise") -> Tensor:
         """The descriptors of N triples, (N, D), each of length 1, on the CPU.
@@ -258,14 +270,27 @@ class Predictor:
         return features
 
     def verify(self, a: Triple, b: Triple) -> Verification:
-        """Whether two triples show the same person, by the threshold of the calibration."""
+        """Whether two triples show the same person, by the threshold of the modalities that both have."""
         if self._calibration is None:
             raise UserError(
                 "there is no threshold to verify with; make one with python -m tools.calibrate, and give it "
                 'as Predictor.load(…, calibration="OUT.json")'
             )
+        name, other = (
+            name_modalities([m for m in Modality if self._find_used(triple).of(m)]) for triple in (a, b)
+        )
+        if name != other:
+            raise UserError(
+                f"one triple has {name} and the other {other}, and a threshold is for equal modalities; "
+                "leave out the images that only one of them has"
+            )
+        if name not in self._calibration:
+            raise UserError(
+                f"the calibration has no threshold for {name}, only for {', '.join(self._calibration)}; give "
+                "images of these, or make it again where triples have all of yours"
+            )
         first, second = self.embed([a, b])
-        distance, threshold = float((first - second).norm()), self._calibration.threshold
+        distance, threshold = float((first - second).norm()), self._calibration[name].threshold
         return Verification(distance, threshold, distance <= threshold)
 
     def stream(
@@ -332,21 +357,29 @@ class Predictor:
         features = F.normalize(features.float(), dim=1).cpu()
         return features if self._pca is None else self._pca.apply(features)
 
-    def _read(self, triple: Triple) -> _ReadTriple:
-        """The images as the model takes them, zeros where one is missing, and the camera."""
+    def _find_used(self, triple: Triple) -> PerModality[bool]:
+        """Which images of a triple are there and used by the model; a UserError if there are none."""
         if not isinstance(triple, Triple):
             kind = type(triple).__name__
             raise UserError(f"a triple is a {kind}; give Triple(rgb=…, ni=…, ti=…), with what you have")
-        if not any(image is not None for image in triple.images):
-            raise UserError("a triple has no image; give at least one of rgb, ni and ti")
+        there = triple.images.map(lambda image: image is not None)
+        used = self._model.modalities
+        check_modalities(there, used)
+        if any(there.of(m) for m in Modality if m not in used) and self._warned.acquire(blocking=False):
+            message = "images of other modalities than %s are left out: the model does not use them"
+            logger.warning(message, _join(used))
+        return PerModality.build(lambda m: m in used and there.of(m))
+
+    def _read(self, triple: Triple) -> _ReadTriple:
+        """The images as the model takes them, zeros where one is missing, and the camera."""
+        present = self._find_used(triple)
         if triple.camera is not None and not 0 <= triple.camera < self._num_cameras:
             raise UserError(
                 f"the model was trained with {self._num_cameras} cameras, counted from 0, and camera "
                 f"{triple.camera} is not one of them; leave it out for a camera of your own"
             )
-        sources = zip(Modality, triple.images, strict=True)
+        sources = zip(Modality, restrict(triple, self._model.modalities).images, strict=True)
         opened = PerModality(*(None if source is None else _open(source, m) for m, source in sources))
-        present = opened.map(lambda image: image is not None)
         images = PerModality(*self._transform(resize_images(opened, self._transform)))
         blank_absent(images, present)
         camera = BEYOND_THE_TABLE if triple.camera is None else triple.camera
@@ -371,6 +404,25 @@ def triple_of(record: ImageRecord) -> Triple:
     return Triple(*images)
 
 
+def restrict(triple: Triple, modalities: Collection[Modality]) -> Triple:
+    """The triple without the images of other modalities."""
+    images = PerModality.build(lambda m: triple.images.of(m) if m in modalities else None)
+    return Triple(*images, camera=triple.camera)
+
+
+def check_modalities(present: PerModality[bool], used: Sequence[Modality], what: str = "a triple") -> None:
+    """Refuse a triple without any image of the modalities that the model uses; `what` names it."""
+    if any(present.of(modality) for modality in used):
+        return
+    there = [modality for modality in Modality if present.of(modality)]
+    found = f"only images of {_join(there)}" if there else "no image"
+    raise UserError(f"{what} has {found}, and the model uses {_join(used)}; give at least one of these")
+
+
+def _join(modalities: Sequence[Modality]) -> str:
+    return ", ".join(modality.value for modality in modalities)
+
+
 def _open(source: ImageSource, modality: Modality) -> Image.Image:
     """An image in colour, upright, with 8 bits per channel."""
     if isinstance(source, (str, os.PathLike)):
@@ -386,4 +438,13 @@ def _open(source: ImageSource, modality: Modality) -> Image.Image:
     if not isinstance(source, Image.Image):
         kind = type(source).__name__
         raise UserError(f"the {modality.value} image is a {kind}; give a file, a PIL image or an array")
-    return convert_to(make_upright(source), "RGB")
+    try:
+        source.load()  # a file that was opened is decoded here, also a truncated one
+        return convert_to(make_upright(source), "RGB")
+    except Exception as error:  # as in `read_image`
+        name, kind = on_one_line(getattr(source, "filename", "") or "in memory"), modality.value
+        reason = reason_of(error)
+        raise UnreadableImageError(
+            f"cannot read the {kind} image {name} ({reason}): give it as 8-bit RGB, or leave it out",
+            f"{name} ({kind}): {reason}",
+        ) from error

@@ -26,7 +26,16 @@ from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
 from modeling.make_model import make_model
 from modeling.reid_model import MultiModalReID
 from modeling.weights import LoadReport, fill_model, read_model
-from structures import HeadOutput, ModalBatch, ModelOutput, PerModality, RankingMetrics, RetrievalSet, Role
+from structures import (
+    HeadOutput,
+    ModalBatch,
+    Modality,
+    ModelOutput,
+    PerModality,
+    RankingMetrics,
+    RetrievalSet,
+    Role,
+)
 
 # A shell starts what stands before an `&` with Ctrl-C ignored, and nohup with SIGHUP ignored. The commands
 # obey that; the tests must not depend on it.
@@ -75,12 +84,15 @@ def load_model(model: MultiModalReID, path: str | Path, *, allow_partial: bool =
     return fill_model(model, read_model(path), allow_partial=allow_partial)
 
 
-def save_untrained(path: Path, *settings: str, classes: int = 8) -> Path:
+def save_untrained(
+    path: Path, *settings: str, classes: int = 8, modalities: Sequence[Modality] = tuple(Modality)
+) -> Path:
     """Save a checkpoint of the small model with random weights, for two cameras, as a run would."""
     cfg = load_config(SMALL_MODEL, ["INPUT.SIZE_TRAIN", "[32, 16]", "INPUT.SIZE_TEST", "[32, 16]", *settings])
     torch.manual_seed(0)
-    split = {"classes": classes, "cameras": [0, 1], "scenes": [0]}
-    model = make_model(cfg, classes, 2).state_dict()
+    names = [modality.value for modality in modalities]
+    split = {"classes": classes, "cameras": [0, 1], "scenes": [0], "modalities": names}
+    model = make_model(cfg, classes, 2, modalities=modalities).state_dict()
     torch.save({"model": model, "config": cfg.dump(), "data": split}, path)
     return path
 

@@ -1,15 +1,22 @@
 """The checkout used from another folder, through torch.hub."""
 
+import inspect
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+import hubconf
 import train_net as train_entry
+from config import load_config
 from conftest import ROOT, SMALL_MODEL
+from errors import UserError
+from modeling.make_model import make_model
+from modeling.weights import load_pretrained
 from structures import ModalBatch, PerModality
 from trained import load_trained
 
@@ -56,6 +63,29 @@ def test_a_model_with_random_weights() -> None:
     )
     assert not model.training
     assert model.heads["sdtps"].classifier.weight.shape == (5, 192)
+
+
+def test_a_model_with_a_pre_trained_trunk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file that the overrides name is loaded, or refused; that of the configuration file is not."""
+    config = ROOT / "configs" / "Synthetic" / "DeMo_SDTPS.yml"
+    key, file = "MODEL.PRETRAIN_PATH_T", ROOT / "configs" / "Synthetic" / "trunk.safetensors"
+    random = hubconf.demo_sdtps(config_file=config)
+    assert "this model has random weights" in caplog.text
+    caplog.clear()
+    model = hubconf.demo_sdtps(config_file=config, overrides=[key, str(file)])
+    assert "random weights" not in caplog.text
+    expected = make_model(load_config(config), 171, 4)
+    load_pretrained(expected, file)
+    trunk, wanted, other = (each.backbone.vit.state_dict() for each in (model, expected, random))
+    assert all(torch.equal(trunk[name], wanted[name]) for name in wanted)
+    assert not all(torch.equal(trunk[name], other[name]) for name in other)
+    with pytest.raises(UserError, match=r"MODEL\.PRETRAIN_PATH_T.* no\.pth"):
+        hubconf.demo_sdtps(config_file=config, overrides=[key, "no.pth"])
+
+
+def test_the_options_of_the_predictor_are_shown() -> None:
+    assert {"weights", "device", "calibration"} <= set(inspect.signature(hubconf.predictor).parameters)
+    assert "a file of `tools.calibrate`" in str(hubconf.predictor.__doc__)
 
 
 def test_another_package_of_the_same_name_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Find the threshold for "same person": `python -m tools.calibrate WEIGHTS OUT.json --fmr 1e-3`.
 
 Pairs of triples from different cameras (or scenes, as the data set is scored) are compared; of those of
-different people, the given share may match. `Predictor.load(…, calibration="OUT.json").verify(a, b)` uses the
-threshold.
+different people, the given share may match. Every combination of modalities has a threshold of its own, since
+distances shrink when images are missing. `Predictor.load(…, calibration="OUT.json").verify(a, b)` uses them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ if __name__ == "__main__":
 
 import argparse
 import logging
-from collections.abc import Hashable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tqdm import tqdm
 
 from datasets.build import read_splits
 from datasets.dataset import Records
@@ -29,10 +30,11 @@ from engine.command import run_command
 from engine.files import check_destination, save_bytes, save_json
 from engine.runtime import setup_log
 from errors import UserError
-from inference.calibration import Calibration, PairsAcross, calibrate
-from inference.predictor import Predictor, triple_of
+from inference.calibration import Calibration, CalibrationError, PairsAcross, calibrate, name_modalities
+from inference.predictor import Predictor, check_modalities, restrict, triple_of
 from reporting.extra import import_extra
 from reporting.figures import figure_files
+from structures import ImageRecord, Modality, PerModality, missing_conditions
 from trained import Trained, load_trained
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ ENDINGS = (".pdf", ".png")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Embed the held-out identities, compare them, and write the threshold."""
+    """Embed the held-out identities, compare them, and write the thresholds."""
     # What to measure, of which model; mistakes are found before anything runs.
     args = calibrate_arguments(argv)
     if not 0 < args.fmr < 1:
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_log()
     trained = load_trained(args.weights, args.overrides, config_file=args.config_file)
     records, protocol = choose_records(args, trained)
-    # The descriptors, and their pairs.
+    # A threshold for each combination of modalities.
     device = make_device(trained.cfg)
     predictor = Predictor.of(
         trained,
@@ -67,21 +69,85 @@ def main(argv: Sequence[str] | None = None) -> None:
         batch_size=args.batch_size,
         pca=args.pca,
     )
-    features = predictor.embed([triple_of(record) for record in records]).numpy()
-    ids = np.array([record.person_id for record in records])
-    numbers: dict[Hashable, int] = {}
-    groups = np.array([numbers.setdefault(GROUPS[protocol](record), len(numbers)) for record in records])
-    found = calibrate(PairsAcross.of(features, ids, groups), args.fmr)
+    found = measure_all(predictor, records, trained.model.modalities, GROUPS[protocol], args.fmr)
     # The result.
     assert predictor.origin is not None
-    content = {**asdict(found), "wanted_rate": args.fmr, "split": args.split, "protocol": protocol}
+    thresholds = {name: asdict(each) for name, each in found.items()}
+    content = {"thresholds": thresholds, "wanted_rate": args.fmr, "split": args.split, "protocol": protocol}
     save_json(args.output, {**content, "origin": predictor.origin.as_dict()})
-    logger.info(describe(found))
+    complete = next(iter(found.values()))
+    logger.info("%s\n%s", describe(complete), table_of(found))
     logger.info("wrote %s", args.output)
     if args.figure:
-        for ending, picture in figure_files(draw(found)).items():
+        for ending, picture in figure_files(draw(complete)).items():
             save_bytes(args.output.with_suffix(ending), picture)
             logger.info("wrote %s", args.output.with_suffix(ending))
+
+
+def measure_all(
+    predictor: Predictor,
+    records: Records,
+    used: Sequence[Modality],
+    group_of: Callable[[ImageRecord], Hashable],
+    rate: float,
+) -> dict[str, Calibration]:
+    """The threshold of each combination of modalities, by its name; that of all of them is the first.
+
+    Each is measured on the triples that have all of these images. One that cannot be measured is left out,
+    and the log says why; without that of all modalities, the error is the caller's.
+
+    Args:
+        predictor: embeds the triples.
+        records: the triples to compare.
+        used: the modalities of the model.
+        group_of: the camera, or the scene; pairs of one group are left out.
+        rate: the share of the pairs of different people that may match.
+    """
+    present = PerModality.build(lambda m: any(record.present.of(m) for record in records))
+    check_modalities(present, used, "the data set")
+    modalities = [m for m in used if present.of(m)]
+    # The combinations, and the triples that have all images of each.
+    chosen: dict[tuple[Modality, ...], list[ImageRecord]] = {}
+    for missing in missing_conditions(modalities).values():
+        left = tuple(m for m in modalities if m not in missing)
+        chosen[left] = [record for record in records if all(record.present.of(m) for m in left)]
+    found: dict[str, Calibration] = {}
+    total = sum(map(len, chosen.values()))
+    with tqdm(total=total, desc="embed", unit="triple", leave=False, disable=None) as bar:
+        for left, own in chosen.items():
+            name = name_modalities(left)
+            pairs = PairsAcross.of(
+                embed(predictor, own, left, bar),
+                np.array([record.person_id for record in own]),
+                number([group_of(record) for record in own]),
+            )
+            try:
+                measured = calibrate(pairs, rate)
+            except CalibrationError as error:
+                if not found:
+                    raise
+                logger.warning("there is no threshold for %s: %s", name, error)
+            else:
+                found[name] = replace(measured, curve={}) if found else measured
+    return found
+
+
+def embed(
+    predictor: Predictor, records: Sequence[ImageRecord], modalities: Sequence[Modality], bar: tqdm
+) -> np.ndarray:
+    """The descriptors of n triples of which these images are used, (n, D)."""
+    triples = (restrict(triple_of(record), modalities) for record in records)
+    features = [np.zeros((0, predictor.dim), np.float32)]
+    for part in predictor.stream(triples):
+        features.append(part.features.numpy())
+        bar.update(len(part.indices))
+    return np.concatenate(features)
+
+
+def number(groups: Sequence[Hashable]) -> np.ndarray:
+    """The groups as numbers, (n,), equal where they are equal."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(group, len(numbers)) for group in groups])
 
 
 def choose_records(args: argparse.Namespace, trained: Trained) -> tuple[Records, str]:
@@ -124,6 +190,15 @@ def describe(found: Calibration) -> str:
         f"false-non-match rate {show(found.false_non_match_rate, found.false_non_match_interval)} of "
         f"{found.pairs_of_one_person} pairs of one person"
     )
+
+
+def table_of(found: Mapping[str, Calibration]) -> str:
+    """One line for each combination of modalities: its threshold and both rates."""
+    lines = [f"{'modalities':<12}{'threshold':>10}{'false-match':>14}{'false-non-match':>18}"]
+    for name, each in found.items():
+        rates = f"{each.false_match_rate:>14.2e}{each.false_non_match_rate:>18.2e}"
+        lines.append(f"{name:<12}{each.threshold:>10.4f}{rates}")
+    return "\n".join(lines)
 
 
 def draw(found: Calibration) -> Figure:

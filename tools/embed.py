@@ -32,11 +32,11 @@ from engine.build import make_device
 from engine.command import run_command
 from engine.distributed import World
 from engine.runtime import setup_log
-from errors import UserError
+from errors import UserError, on_one_line
 from inference.compact import fit_pca, load_pca
 from inference.lists import Listed, TripleList, open_list
 from inference.origin import find_origin
-from inference.predictor import Predictor, triple_of
+from inference.predictor import Predictor, check_modalities, triple_of
 from inference.shards import DESCRIPTION, PCA, UNREADABLE, ShardFolder, read_description, read_features
 from reporting.extra import import_extra
 from trained import Trained, load_trained
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     listed = open_list(args.source)
     folder = ShardFolder(args.output, args.format, -(-listed.length // args.shard_size))
     trained = load_trained(args.weights, args.overrides, config_file=args.config_file)
+    for present, row in listed.kinds.items():
+        check_modalities(present, trained.model.modalities, f"the triple of {on_one_line(row.file)}")
     device = make_device(trained.cfg, world)
     with world.joined(device, WAIT):
         # The first process locks the folder, and learns the PCA; the others wait for it.

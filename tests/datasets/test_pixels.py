@@ -103,6 +103,13 @@ def test_other_formats_keep_their_colours_without_transparency(png: Path, name: 
     assert check_file(png).pixels == name
 
 
+def test_the_image_of_the_caller_keeps_its_transparency(png: Path) -> None:
+    save_palette(png)
+    with Image.open(png) as image:
+        convert_to(image, "RGB")
+        assert image.info["transparency"] == bytes([0, 128])
+
+
 def test_cmyk_is_read_as_colour(tmp_path: Path) -> None:
     path = tmp_path / "image.jpg"
     Image.new("RGB", (8, 8), (0, 0, 255)).convert("CMYK").save(path)

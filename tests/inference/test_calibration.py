@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from errors import UserError
-from inference.calibration import Pairs, PairsAcross, calibrate, load_calibration
+from inference.calibration import Pairs, PairsAcross, calibrate, load_calibration, name_modalities
 from inference.origin import Origin
+from structures import Modality
 
 ORIGIN = Origin("best.pth", "ab" * 32, 3, {})
 
@@ -114,19 +115,27 @@ def test_what_cannot_be_measured(same: list[float], other: list[float], rate: fl
         calibrate(make_pairs(same, other), rate)
 
 
+def test_names_of_modalities_are_in_one_order() -> None:
+    assert name_modalities([Modality.TI, Modality.RGB]) == "RGB+TI"
+
+
 def test_the_file(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     found = calibrate(make_pairs([0.1] * 5, [0.01 * n for n in range(1, 101)]), 0.2)
-    content: dict[str, Any] = {**asdict(found), "origin": ORIGIN.as_dict(), "split": "validation"}
-    path.write_text(json.dumps(content))
-    assert load_calibration(path, ORIGIN).threshold == found.threshold
+    values, other = asdict(found), asdict(replace(found, threshold=0.5, curve={}))
+    content: dict[str, Any] = {"origin": ORIGIN.as_dict(), "split": "validation"}
+    path.write_text(json.dumps({**content, "thresholds": {"RGB+TI": values, "RGB": other}}))
+    read = load_calibration(path, ORIGIN)
+    assert {name: each.threshold for name, each in read.items()} == {"RGB+TI": found.threshold, "RGB": 0.5}
     with pytest.raises(UserError, match="was made with return pattern 3, not 1"):
         load_calibration(path, replace(ORIGIN, pattern=1))
     with pytest.raises(UserError, match="was made with no PCA, not the PCA cdcdcdcd"):
         load_calibration(path, replace(ORIGIN, pca="cd" * 32))
     with pytest.raises(UserError, match="cannot be read: No such file"):
         load_calibration(tmp_path / "no.json", ORIGIN)
-    for broken in ("", "[]", "{}", json.dumps({**content, "threshold": "near"}), json.dumps({"origin": {}})):
+    near = {**content, "thresholds": {"RGB": {**values, "threshold": "near"}}}
+    of_one_threshold = {**content, **values}  # as before each combination of modalities had its own
+    for broken in ("", "[]", "{}", '{"origin": {}}', json.dumps(near), json.dumps(of_one_threshold)):
         path.write_text(broken)
-        with pytest.raises(UserError, match=r"is not a calibration of tools\.calibrate"):
+        with pytest.raises(UserError, match=r"is not a calibration of tools\.calibrate; make it again"):
             load_calibration(path, ORIGIN)

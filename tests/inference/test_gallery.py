@@ -18,6 +18,7 @@ from errors import UserError
 from inference import Gallery, Matches
 from inference.gallery import MOST_CANDIDATES, SPARE
 from inference.gallery_faiss import FaissEngine
+from inference.gallery_milvus import MODEL, MilvusEngine
 
 PEOPLE, VIEWS, CAMERAS, DIM = 60, 10, 5, 16
 ENGINES = ("memory", "file", "milvus")
@@ -174,6 +175,39 @@ def test_a_reopened_gallery_is_the_same(engine: str, saved: bool, open_gallery: 
     assert len(again) == len(FEATURES) - VIEWS - 1 + 2
     assert_equal(again.search(FEATURES[:20], 12), before)
     assert again.add(FEATURES[:1]).tolist() == [602]
+
+
+@pytest.mark.parametrize("name", ["people.gallery", "people.db"])
+def test_a_reopened_gallery_remembers_what_was_removed(name: str, tmp_path: Path) -> None:
+    """The rows of removed entries stay theirs, and an emptied gallery is that of its model, and searched."""
+    path = tmp_path / name
+    with Gallery.open(path, model="abc") as gallery:
+        gallery.add(FEATURES[:3])
+        assert gallery.remove(rows=[2]) == 1
+    with Gallery.open(path) as gallery:
+        assert gallery.add(FEATURES[:1]).tolist() == [3]
+        assert gallery.remove(rows=range(4)) == 3
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
+    with Gallery.open(path, model="abc") as gallery:
+        assert gallery.search(FEATURES[0], 2).rows.tolist() == [[-1, -1]]
+        assert gallery.add(FEATURES[:1]).tolist() == [4]
+        assert gallery.search(FEATURES[0], 2).rows.tolist() == [[4, -1]]
+
+
+def test_a_milvus_collection_of_an_earlier_version(tmp_path: Path) -> None:
+    """Without properties, its entries name their model; it gets them with the next removal."""
+    path = tmp_path / "people.db"
+    with Gallery.open(path, model="abc") as gallery:
+        gallery.add(FEATURES[:3])
+        assert isinstance(gallery.engine, MilvusEngine)
+        gallery.engine._client.drop_collection_properties("gallery", [MODEL])
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
+    with Gallery.open(path) as gallery:
+        gallery.remove(rows=range(3))
+    with pytest.raises(UserError, match="features of the model abc, not of def;"):
+        Gallery.open(path, model="def")
 
 
 def test_a_saved_gallery_is_loaded_as_it_was(tmp_path: Path) -> None:
@@ -341,6 +375,7 @@ def test_what_cannot_be_added_or_searched() -> None:
         (lambda: gallery.add(FEATURES[0]), "have the shape"),
         (lambda: gallery.add(FEATURES[:2], ids=[1]), r"ids have the shape \(1,\) .* give 2 integers"),
         (lambda: gallery.add(FEATURES[:2], cameras=np.array([0.5, 1])), "cameras have .* give 2 integers"),
+        (lambda: gallery.add(FEATURES[:2], ids=[None, 0.5]), "ids have .* give 2 integers"),  # type: ignore[list-item]
         (lambda: gallery.add(FEATURES[:2], files=["a"]), "2 features and 1 files"),
         (lambda: gallery.search(FEATURES[0], 0), "k is 0"),
         (lambda: gallery.search(FEATURES[0], MOST_CANDIDATES - SPARE + 1), "k is 16369"),
@@ -351,6 +386,22 @@ def test_what_cannot_be_added_or_searched() -> None:
         with pytest.raises(UserError, match=message):
             call()
     assert len(gallery) == len(FEATURES)
+
+
+def test_unknown_labels_one_by_one() -> None:
+    gallery = Gallery()
+    gallery.add(np.eye(2), ids=[None, 1], cameras=[4, None])
+    found = gallery.search(np.eye(2), 1, query_cameras=[None, 5], query_ids=[None, None])
+    assert found.ids.tolist() == [[-1], [1]]
+    assert found.cameras.tolist() == [[4], [-1]]
+
+
+def test_tensors_as_a_model_gives_them() -> None:
+    """In half precision, and part of a graph."""
+    gallery = Gallery()
+    gallery.add(torch.eye(3, dtype=torch.bfloat16, requires_grad=True))
+    found = gallery.search(torch.eye(3, requires_grad=True)[1], 1)
+    assert (found.rows.tolist(), found.similarities.tolist()) == ([[1]], [[1.0]])
 
 
 def engine_of(gallery: Gallery) -> FaissEngine:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from torch import Tensor
 import test_net as test_entry
 import train_net as train_entry
 from config import load_config
-from conftest import ROOT, SMALL_MODEL
+from conftest import ROOT, SMALL_MODEL, save_untrained
 from datasets.build import make_eval_transform, read_splits
+from datasets.dataset import UnreadableImageError
 from errors import UserError
 from inference import Predictor, Triple
 from inference.predictor import triple_of
 from miniatures import draw_miniature
 from modeling.make_model import make_model
+from structures import Modality
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,9 @@ def test_files_images_and_arrays_are_the_same(predictor: Predictor, triples: lis
     rgb, ni, ti = opened
     arrays = [np.asarray(image) for image in opened]
     paths = [str(path) for path in triples[0].images]
+    blue_first = [array[..., ::-1].copy() for array in arrays]  # as OpenCV reads
     ways = (
+        Triple(*(array[..., ::-1] for array in blue_first)),
         Triple(rgb, ni, ti),
         Triple(arrays[0], arrays[1], arrays[2]),
         Triple(paths[0], paths[1], paths[2]),
@@ -114,6 +119,27 @@ def test_a_missing_modality_is_as_in_evaluation(
     torch.testing.assert_close(features, expected, atol=1e-6, rtol=0)
 
 
+def test_images_that_the_model_does_not_use(
+    triples: list[Triple], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A model of two modalities refuses a triple that has the third alone, and ignores it beside others."""
+    weights = save_untrained(tmp_path / "two.pth", modalities=(Modality.NI, Modality.TI))
+    predictor = Predictor.load(weights, device="cpu")
+    message = "a triple has only images of RGB, and the model uses NI, TI; give at least one of these"
+    with pytest.raises(UserError, match=message):
+        predictor.embed([Triple(ni=triples[0].ni), Triple(rgb=triples[0].rgb)], on_error="skip")
+    with pytest.raises(UserError, match="a triple has no image, and the model uses NI, TI"):
+        predictor.explain(Triple())
+    caplog.clear()
+    pairs = [Triple(ni=triple.ni, ti=triple.ti) for triple in triples[:3]]
+    features = predictor.embed(pairs)
+    assert features.shape == (3, predictor.dim)
+    assert caplog.text == ""
+    unread = [replace(pair, rgb=tmp_path / "absent.jpg") for pair in pairs]
+    assert torch.equal(predictor.embed(unread), features)
+    assert caplog.text.count("images of other modalities than NI, TI are left out") == 1
+
+
 def test_an_unreadable_file_is_named_or_skipped(
     predictor: Predictor, triples: list[Triple], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +162,26 @@ def test_an_unreadable_file_is_named_or_skipped(
     assert alone.shape == (1, predictor.dim)
     assert alone.isnan().all()
     assert predictor.embed([]).shape == (0, predictor.dim)
+
+
+def test_an_image_that_cannot_be_decoded_is_named_or_skipped(
+    predictor: Predictor, triples: list[Triple], tmp_path: Path
+) -> None:
+    """Opened by the caller: truncated, closed, and of formats that are not read."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "short.png")
+    (tmp_path / "short.png").write_bytes((tmp_path / "short.png").read_bytes()[:2000])
+    closed = Image.open(triples[0].rgb)  # type: ignore[arg-type]
+    closed.close()
+    for image, message in (
+        (Image.open(tmp_path / "short.png"), r"cannot read the TI image .*short\.png \(.*truncated"),
+        (closed, "cannot read the TI image "),
+        *((Image.new(mode, (8, 8)), f"in memory .*pixel format {mode} is") for mode in ("F", "HSV", "YCbCr")),
+    ):
+        with pytest.raises(UnreadableImageError, match=message):
+            predictor.embed([Triple(ti=image)])
+        features = predictor.embed([triples[0], Triple(ti=image)], on_error="skip")
+        assert features.isnan().all(dim=1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -222,6 +268,12 @@ def test_mistakes_are_refused(predictor: Predictor, triples: list[Triple], run: 
     whole = Predictor(make_model(cfg, 4, 2), make_eval_transform(cfg), device=torch.device("cpu"))
     with pytest.raises(UserError, match="keeps every patch"):
         whole.explain(triples[0])
+
+
+def test_a_device_of_torch(run: Path) -> None:
+    assert Predictor.load(run / "last.pth", device=torch.device("cpu")).device == torch.device("cpu")
+    with pytest.raises(UserError, match="there is no device 'meta'"):
+        Predictor.load(run / "last.pth", device=torch.device("meta"))
 
 
 def test_from_anywhere_through_torch_hub(run: Path, triples: list[Triple], predictor: Predictor) -> None:

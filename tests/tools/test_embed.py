@@ -18,6 +18,7 @@ from errors import UserError
 from inference import Predictor, Triple
 from inference.lists import open_list
 from inference.shards import ShardFolder
+from structures import Modality
 from tools import embed
 
 COUNT = 12  # triples in the list
@@ -273,6 +274,20 @@ def test_short_descriptors(
 def test_mistakes(run: Callable[..., Path], options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         run(*options)
+
+
+def test_a_triple_without_an_image_that_the_model_uses(
+    run: Callable[..., Path], images: list[tuple[Path, Path, Path]], tmp_path: Path
+) -> None:
+    """It is named before anything is written, and in one sentence."""
+    two = save_untrained(tmp_path / "two.pth", modalities=(Modality.RGB, Modality.TI))
+    list_ = tmp_path / "two.csv"
+    list_.write_text(f"rgb,ni,ti\n{images[0][0]},,\n,{images[1][1]},\n")
+    with pytest.raises(
+        UserError, match=r"the triple of .*jpg has only images of NI, and the model uses RGB, TI"
+    ):
+        run(list_=list_, file=two)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_that_is_not_there_and_a_locked_folder(run: Callable[..., Path], tmp_path: Path) -> None:

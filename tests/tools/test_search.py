@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import save_untrained
 from engine.files import save_arrays
 from errors import UserError
 from inference import Gallery, Predictor, Triple
 from inference.gallery import Matches
 from inference.origin import Origin, name_model
 from reporting.extra import import_extra
+from structures import Modality
 from tools import search
 from weight_file import hash_file
 
@@ -172,6 +174,13 @@ def test_a_query_prints_its_nearest_entries(
     with pytest.raises(UserError, match="has features of the model"):
         search.main(command)
     logging.getLogger("modeling").setLevel(level)
+
+
+def test_a_query_without_an_image_that_the_model_uses(tmp_path: Path) -> None:
+    weights = save_untrained(tmp_path / "two.pth", modalities=(Modality.RGB, Modality.TI))
+    Gallery.open(tmp_path / "people.gallery").close()
+    with pytest.raises(UserError, match="a triple has only images of NI, and the model uses RGB, TI"):
+        search.main(["query", str(tmp_path / "people.gallery"), "--weights", str(weights), "--ni", "a.jpg"])
 
 
 def test_a_model_is_named_by_all_that_changes_its_features() -> None:
