@@ -6,8 +6,8 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,11 @@ class Listed(NamedTuple):
         return Triple(*self.paths)
 
     @property
+    def present(self) -> PerModality[bool]:
+        """Which images are there."""
+        return self.paths.map(lambda path: path is not None)
+
+    @property
     def file(self) -> str:
         """The RGB image, or the first that there is."""
         return next(str(path) for path in self.paths if path is not None)
@@ -52,6 +57,16 @@ class TripleList:
     sha256: str  # of the CSV file, or of the names in the folders
     rows: Callable[[], Iterator[Listed]]  # reads it again, in constant memory for a CSV file
 
+    def only(self, modalities: Collection[Modality]) -> TripleList:
+        """The same triples without the images of other modalities; each must have another."""
+
+        def keep(row: Listed) -> Listed:
+            kept = PerModality.build(lambda m: row.paths.of(m) if m in modalities else None)
+            return row._replace(paths=kept)
+
+        kinds = {kept.present: kept for kept in map(keep, self.kinds.values())}
+        return replace(self, kinds=kinds, rows=lambda: map(keep, self.rows()))
+
 
 def open_list(path: Path) -> TripleList:
     """A folder with some of RGB/, NI/ and TI/, or a CSV file; a UserError for the first fault."""
@@ -64,9 +79,8 @@ def open_list(path: Path) -> TripleList:
     kinds: dict[PerModality[bool], Listed] = {}
     for row in rows():
         length += 1
-        present = row.paths.map(lambda image: image is not None)
-        num_images += sum(present)
-        kinds.setdefault(present, row)
+        num_images += sum(row.present)
+        kinds.setdefault(row.present, row)
     if not length:
         raise UserError(f"{on_one_line(path)} lists no triples; there is nothing to embed")
     return TripleList(path, length, num_images, kinds, sha256 or hash_file(path), rows)

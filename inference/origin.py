@@ -57,10 +57,14 @@ def _find_difference(now: Mapping[str, Any], stored: Mapping[str, Any]) -> str |
 
 
 def name_model(origin: Mapping[str, Any]) -> str:
-    """One short name for what makes descriptors, from `Origin.as_dict`; a message can show it."""
+    """One short name for what makes descriptors, from `Origin.as_dict`; a message can show it.
+
+    `modalities` besides, such as `RGB`, are those of all triples, if they are not all that the model uses.
+    """
     settings = hashlib.sha256(json.dumps(origin["settings"], sort_keys=True).encode()).hexdigest()
     pca = f"pca-{origin['pca'][:8]}" if origin["pca"] else "no-pca"
-    return f"{origin['sha256'][:16]}-pattern-{origin['pattern']}-{pca}-settings-{settings[:8]}"
+    name = f"{origin['sha256'][:16]}-pattern-{origin['pattern']}-{pca}-settings-{settings[:8]}"
+    return f"{name}-{origin['modalities']}" if origin.get("modalities") else name
 
 
 def find_origin(trained: Trained, weights: str | Path, pattern: int) -> Origin:

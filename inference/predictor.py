@@ -238,6 +238,11 @@ class Predictor:
             calibration=None if calibration is None else load_calibration(Path(calibration), origin),
         )
 
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the model uses."""
+        return self._model.modalities
+
     @cached_property
     def dim(self) -> int:
         """D, the numbers in a descriptor."""
@@ -305,6 +310,8 @@ class Predictor:
         """
         if on_error not in ON_ERROR:
             raise UserError(f"on_error is {on_error!r}; choose from {', '.join(ON_ERROR)}")
+        if isinstance(triples, Triple):
+            raise UserError("stream takes several triples, not one; give [triple]")
         source = iter(triples)
         with ThreadPoolExecutor(READERS) as pool:
             waiting = [pool.submit(self._read, triple) for triple in islice(source, self._batch_size)]
@@ -429,7 +436,8 @@ def _open(source: ImageSource, modality: Modality) -> Image.Image:
         return read_image(Path(source), modality.value, mode="RGB")
     if isinstance(source, np.ndarray):
         colour = source.ndim == 3 and source.shape[2] == 3 and source.dtype == np.uint8
-        if not colour and not (source.ndim == 2 and source.dtype in (np.uint8, np.uint16)):
+        grey = source.ndim == 2 and source.dtype in (np.uint8, np.uint16)
+        if not (colour or grey) or not source.size:
             raise UserError(
                 f"an array for {modality.value} has shape {source.shape} and type {source.dtype}; give "
                 "(H, W, 3) of uint8, or (H, W) of uint8 or uint16"

@@ -143,6 +143,13 @@ def search_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+def _modalities(text: str) -> list[str]:
+    names, known = text.upper().split("+"), ("RGB", "NI", "TI")
+    if not set(names) <= set(known):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(known)}, or several joined by +")
+    return names
+
+
 def embed_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.embed."""
     parser = argparse.ArgumentParser(
@@ -157,6 +164,10 @@ def embed_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("output", type=output_path, metavar="OUT", help="folder to write")
     parser.add_argument("--weights", required=True, metavar="FILE", help="the checkpoint")
     parser.add_argument("--pattern", type=int, default=3, help="return pattern: 1, 2 or 3 (3)")
+    parser.add_argument(
+        "--modalities", type=_modalities, metavar="RGB+TI",
+        help="embed these images alone, for queries that have no others (all)",
+    )  # fmt: skip
     parser.add_argument(
         "--dim", type=int, metavar="N",
         help="shorten descriptors to N numbers by a PCA, kept in OUT/pca.npz; without --pca it is "

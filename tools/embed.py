@@ -33,12 +33,14 @@ from engine.command import run_command
 from engine.distributed import World
 from engine.runtime import setup_log
 from errors import UserError, on_one_line
+from inference.calibration import name_modalities
 from inference.compact import fit_pca, load_pca
 from inference.lists import Listed, TripleList, open_list
 from inference.origin import find_origin
 from inference.predictor import Predictor, check_modalities, triple_of
 from inference.shards import DESCRIPTION, PCA, UNREADABLE, ShardFolder, read_description, read_features
 from reporting.extra import import_extra
+from structures import Modality
 from trained import Trained, load_trained
 
 logger = logging.getLogger(__name__)
@@ -57,8 +59,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     listed = open_list(args.source)
     folder = ShardFolder(args.output, args.format, -(-listed.length // args.shard_size))
     trained = load_trained(args.weights, args.overrides, config_file=args.config_file)
+    own = trained.model.modalities
+    used = [m for m in own if args.modalities is None or m.value in args.modalities]
+    if args.modalities is not None and len(used) < len(set(args.modalities)):
+        raise UserError(
+            f"--modalities {'+'.join(args.modalities)}: the model uses {name_modalities(own)} alone"
+        )
     for present, row in listed.kinds.items():
-        check_modalities(present, trained.model.modalities, f"the triple of {on_one_line(row.file)}")
+        check_modalities(present, used, f"the triple of {on_one_line(row.file)}")
+    listed = listed.only(used)
     device = make_device(trained.cfg, world)
     with world.joined(device, WAIT):
         # The first process locks the folder, and learns the PCA; the others wait for it.
@@ -157,6 +166,7 @@ def describe(args: argparse.Namespace, listed: TripleList, predictor: Predictor)
     assert predictor.origin is not None
     return {
         **predictor.origin.as_dict(),
+        "modalities": find_modalities(listed, predictor),
         "dim": predictor.dim,
         "triples": listed.length,
         "shard_size": args.shard_size,
@@ -164,6 +174,12 @@ def describe(args: argparse.Namespace, listed: TripleList, predictor: Predictor)
         "list": str(listed.path),
         "list_sha256": listed.sha256,
     }
+
+
+def find_modalities(listed: TripleList, predictor: Predictor) -> str:
+    """The modalities of all triples, such as `RGB`; empty if they have all that the model uses, or differ."""
+    names = {name_modalities([m for m in Modality if present.of(m)]) for present in listed.kinds}
+    return "".join(names - {name_modalities(predictor.modalities)}) if len(names) == 1 else ""
 
 
 def embed_shards(

@@ -12,6 +12,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from engine.command import run_command
 from engine.runtime import setup_log
 from errors import UserError
 from inference import Gallery, Matches, Predictor, Triple
+from inference.calibration import name_modalities
 from inference.gallery import is_milvus
 from inference.origin import name_model
 from inference.shards import find_shards, read_description, read_shard
@@ -58,14 +60,29 @@ def query(args: argparse.Namespace) -> None:
         args.weights, args.overrides, config_file=args.config_file, pattern=args.pattern, pca=args.pca
     )
     features = predictor.embed([triple])
-    assert predictor.origin is not None
-    model = name_model(predictor.origin.as_dict())
-    find = Gallery.open if is_milvus(args.gallery) else Gallery.load
-    with find(args.gallery, model=model) as gallery:
+    with find_gallery(args.gallery, predictor, triple) as gallery:
         matches = gallery.search(features, args.k, camera=args.camera, without=args.without)
     if matches.rows[0, 0] < 0:
         logger.warning("%s has no entry, or none that --camera and --without allow", args.gallery)
     sys.stdout.writelines(f"{line}\n" for line in table_of(matches))
+
+
+def find_gallery(address: str, predictor: Predictor, triple: Triple) -> Gallery:
+    """A gallery of triples with the images of the query, or, with a warning, of complete ones."""
+    assert predictor.origin is not None
+    origin = predictor.origin.as_dict()
+    find = Gallery.open if is_milvus(address) else Gallery.load
+    asked = name_modalities([m for m in predictor.modalities if triple.images.of(m) is not None])
+    if asked == name_modalities(predictor.modalities):
+        return find(address, model=name_model(origin))
+    with suppress(UserError):  # it is not of these modalities, or the second attempt says what it is
+        return find(address, model=name_model({**origin, "modalities": asked}))
+    gallery = find(address, model=name_model(origin))
+    logger.warning(
+        f"the query has {asked} alone, and finds little among triples that have more; search a gallery that "
+        f"was made with tools.embed --modalities {asked}"
+    )
+    return gallery
 
 
 def table_of(matches: Matches) -> Iterator[str]:

@@ -258,6 +258,10 @@ def test_mistakes_are_refused(predictor: Predictor, triples: list[Triple], run: 
         predictor.embed([Triple(rgb=triples[0].rgb, camera=5)])
     with pytest.raises(UserError, match=r"array for NI has shape \(4, 4\) and type float64"):
         predictor.embed([Triple(ni=np.zeros((4, 4)))])
+    with pytest.raises(UserError, match=r"array for RGB has shape \(0, 64, 3\) and type uint8"):
+        predictor.embed([Triple(np.zeros((0, 64, 3), np.uint8))])
+    with pytest.raises(UserError, match=r"stream takes several triples, not one; give \[triple\]"):
+        next(predictor.stream(triples[0]))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="on_error is 'ignore'; choose from raise, skip"):
         predictor.embed(triples, on_error="ignore")
     with pytest.raises(UserError, match="there is no return pattern 4"):

@@ -17,7 +17,7 @@ from conftest import save_untrained
 from errors import UserError
 from inference import Predictor, Triple
 from inference.lists import open_list
-from inference.shards import ShardFolder
+from inference.shards import ShardFolder, read_description
 from structures import Modality
 from tools import embed
 
@@ -288,6 +288,24 @@ def test_a_triple_without_an_image_that_the_model_uses(
     ):
         run(list_=list_, file=two)
     assert not (tmp_path / "out").exists()
+
+
+def test_some_modalities_alone(run: Callable[..., Path], source: Path, tmp_path: Path) -> None:
+    """As a list without the others; the name of the model in a gallery says so."""
+    alone = run("--modalities", "rgb", out="alone")
+    list_ = tmp_path / "rgb.csv"
+    rows = [line.split(",")[0] for line in source.read_text().splitlines()[1:]]
+    list_.write_text("\n".join(["rgb,ni,ti", *(f"{rgb},," for rgb in rows)]))
+    features = [read(folder)["features"] for folder in (alone, run(out="listed", list_=list_), run())]
+    assert np.array_equal(features[0], features[1])
+    assert not np.allclose(features[0], features[2], atol=1e-3)
+    found = [read_description(tmp_path / name)["modalities"] for name in ("alone", "listed", "out")]
+    assert found == ["RGB", "RGB", ""]
+    with pytest.raises(SystemExit):
+        run("--modalities", "RGB+IR")
+    two = save_untrained(tmp_path / "two.pth", modalities=(Modality.RGB, Modality.TI))
+    with pytest.raises(UserError, match=r"--modalities RGB\+NI: the model uses RGB\+TI alone"):
+        run("--modalities", "RGB+NI", out="third", file=two)
 
 
 def test_a_source_that_is_not_there_and_a_locked_folder(run: Callable[..., Path], tmp_path: Path) -> None:

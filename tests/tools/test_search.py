@@ -131,6 +131,7 @@ class Embeds:
     ) -> None:
         assert config_file in (None, "settings.yml")
         digest, settings = hash_file(Path(weights)), dict(zip(overrides[::2], overrides[1::2], strict=True))
+        self.modalities = tuple(Modality) if weights.endswith("three.pth") else (Modality.RGB,)
         self.origin = Origin(weights, digest, pattern, settings, "" if pca is None else hash_file(pca))
 
     def embed(self, triples: list[Triple]) -> np.ndarray:
@@ -174,6 +175,31 @@ def test_a_query_prints_its_nearest_entries(
     with pytest.raises(UserError, match="has features of the model"):
         search.main(command)
     logging.getLogger("modeling").setLevel(level)
+
+
+def test_a_query_of_some_modalities_wants_a_gallery_of_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Predictor, "load", Embeds)
+    weights, path = tmp_path / "three.pth", tmp_path / "people.gallery"
+    weights.write_bytes(b"weights")
+    origin = Embeds(str(weights), pattern=3).origin.as_dict()
+    command = ["query", str(path), "--weights", str(weights), "--rgb", "6.jpg"]
+    for modalities, warned in (("RGB", False), ("", True)):
+        with Gallery.open(path, model=name_model({**origin, "modalities": modalities})) as gallery:
+            gallery.add(FEATURES)
+        search.main(command)
+        shown = "".join(capsys.readouterr())
+        assert ("the query has RGB alone, and finds little among triples that have more" in shown) == warned
+        assert ("made with tools.embed --modalities RGB" in shown) == warned
+        if warned:
+            search.main([*command, "--ni", "6.jpg", "--ti", "6.jpg"])
+            assert "the query has" not in "".join(capsys.readouterr())
+        path.unlink()
+    with Gallery.open(path, model=name_model({**origin, "modalities": "TI"})) as gallery:
+        gallery.add(FEATURES)
+    with pytest.raises(UserError, match=r"has features of the model .*-TI, not of"):
+        search.main(command)
 
 
 def test_a_query_without_an_image_that_the_model_uses(tmp_path: Path) -> None:
