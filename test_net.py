@@ -1,9 +1,9 @@
 """Evaluate a trained model: `python test_net.py TEST.WEIGHT runs/…/best.pth [KEY VALUE …]`."""
 
-from engine.arguments import answer_early, test_arguments
+from engine.arguments import answer_early, evaluation_arguments
 
 if __name__ == "__main__":  # --help, mistakes and Ctrl-C are answered before the slow imports
-    early = answer_early(test_arguments)
+    early = answer_early(evaluation_arguments)
     from config.early import refuse_early
 
     refuse_early(early, whole=False)
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the checkpoint, evaluate its model, and report the result and the cost."""
     # What to evaluate, and where the results go.
-    args = test_arguments(argv)
+    args = evaluation_arguments(argv)
     remedy = "TEST.WEIGHT is empty; name the checkpoint to evaluate, TEST.WEIGHT runs/…/best.pth"
     weights = find_weights(args.config_file, args.overrides, remedy)
     setup_log()

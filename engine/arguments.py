@@ -101,7 +101,7 @@ def _separate_resume(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def test_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def evaluation_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of test_net.py."""
     parser = argparse.ArgumentParser(description="Evaluate multi-modal person re-identification.")
     add_config_arguments(parser, "the configuration in the checkpoint", base="the checkpoint")

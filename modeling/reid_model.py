@@ -224,12 +224,14 @@ class MultiModalReID(nn.Module):
             gather: see `forward`.
             person_ids: (B,) labels of the same triples; only training needs them.
         """
+        # What all branches share.
         if self.pife is not None:
             tokens = replace(tokens, globals_=self.pife(tokens.globals_, tokens.patches))
             if tokens.present is not None:
                 tokens = tokens.emptied(tokens.present)
         if self.gate is not None:
             tokens = self.gate(tokens)
+        # Each branch, on this process's triples; its head, on those of all processes.
         heads = []
         losses: dict[str, Tensor] = {}
         selections: dict[str, Selection] = {}
@@ -238,6 +240,7 @@ class MultiModalReID(nn.Module):
             head = self.heads[branch.shared_head or name]
             found = head(branch.finish(gather(output.features)), name, branch.role)
             heads.append(replace(found, parts=branch.parts))
+            # Its losses: means over its triples, and those that compare the triples of the whole batch.
             own = _join_losses(output.losses, gather)
             if self.training and output.rows:
                 assert person_ids is not None, "losses over the whole batch need its labels"
@@ -246,6 +249,7 @@ class MultiModalReID(nn.Module):
             losses |= {f"{name}/{loss}": value for loss, value in own.items()}
             if output.selection is not None:
                 selections[name] = output.selection
+        # Slimming counts as a selection of the backbone.
         if tokens.slimmed is not None:
             left = tokens.slimmed
             selections["slimming"] = Selection(

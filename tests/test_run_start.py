@@ -11,8 +11,7 @@ import train_net as train_entry
 from config import load_config
 from conftest import SMALL_MODEL
 from datasets.synthetic import SyntheticSpec, ensure_synthetic
-from engine.arguments import test_arguments as parse_test_arguments
-from engine.arguments import train_arguments
+from engine.arguments import evaluation_arguments, train_arguments
 from errors import UserError
 from modeling.make_model import warn_random_start
 
@@ -96,7 +95,7 @@ def test_a_run_is_not_resumed_on_other_images(
     assert "WARNING the training and test images are not those" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("parse", [train_arguments, parse_test_arguments])
+@pytest.mark.parametrize("parse", [train_arguments, evaluation_arguments])
 def test_an_empty_name_of_a_configuration_is_refused(parse: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse(["--config_file", ""])

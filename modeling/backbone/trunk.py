@@ -110,6 +110,7 @@ def create_vit(
     """
     if name == TINY_STEM:
         return _create_tiny_stem(img_size, stride, **timm_options)
+    # The name, and the tag of its weights.
     timm_name = TIMM_NAMES.get(name, name)
     architecture, _, tag = timm_name.partition(".")
     known = [found for family in FAMILIES for found in timm.list_models(module=family)]
@@ -126,6 +127,7 @@ def create_vit(
         raise UserError(
             f"MODEL.TRANSFORMER_TYPE {name!r} has a tag that is unknown; timm has {', '.join(tagged)}"
         )
+    # The ViT, if it has one class token.
     vit: Any
     if architecture in timm.list_models(module="eva"):
         vit = _create_eva(timm_name, img_size, stride, **timm_options)
