@@ -67,6 +67,13 @@ def test_colours_of_camera_pairs_have_a_scale(page: webdriver.Chrome, full_repor
     assert scale == f"linear-gradient(to right, {lowest}, {highest})"
 
 
+def test_any_to_any_cell_has_a_line_for_each_score(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder)
+    shown = [cell.text for cell in page.find_elements(By.CSS_SELECTOR, "#any-matrix td")]
+    cells = full_report.summary["any_to_any"]["cells"]
+    assert shown == [f"{cell['mAP']:.1f}\nR-1 {cell['rank_1']:.1f}" for cell in cells]
+
+
 def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder)
     for condition in ("complete", "rt"):
