@@ -55,6 +55,17 @@ def test_model_without_selection_and_training(driver: webdriver.Chrome, report: 
     no_network(driver)
 
 
+def test_one_epoch_of_training_is_a_dot_in_each_chart(driver: webdriver.Chrome, report: MadeUpReport) -> None:
+    rewrite_summary(report, training={"epoch": [1], "loss": [5.2], "mAP": [21.6], "rank_1": [25.6]})
+    open_report(driver, report.folder)
+    script = """
+        const charts = [...document.querySelectorAll("#card-training .chart > svg")];
+        return charts.map((chart) => chart.querySelectorAll("circle").length);
+    """
+    assert driver.execute_script(script) == [1, 2]
+    no_console_errors(driver)
+
+
 def test_names_are_text_never_markup(driver: webdriver.Chrome, report: MadeUpReport) -> None:
     open_report(driver, report.folder, "#tab=ranks&query=0")
     assert find(driver, "h1").text == report.summary["title"]

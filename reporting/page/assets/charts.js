@@ -64,7 +64,7 @@
     const path = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     const line = svg("path", { d: path, ...strokeOf(series) });
     const marks = points.map(([a, b]) => svg("circle", { cx: x(a), cy: y(b), r: 2.6, fill: colour }));
-    return svg("g", line, dots && marks);
+    return svg("g", line, (dots || points.length === 1) && marks); // a line of one point is invisible
   }
 
   function keyLine(series) {
