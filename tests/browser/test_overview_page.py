@@ -1,7 +1,7 @@
 """The overview, the header and what goes on paper."""
 
 import pytest
-from browser_page import find, numbers, open_report, resize, state_of, texts
+from browser_page import find, numbers, open_report, resize, state_of, texts, wait_until
 from made_up_report import CONDITIONS, MadeUpReport
 from report_steps import shown_query
 from selenium import webdriver
@@ -72,6 +72,35 @@ def test_any_to_any_cell_has_a_line_for_each_score(page: webdriver.Chrome, full_
     shown = [cell.text for cell in page.find_elements(By.CSS_SELECTOR, "#any-matrix td")]
     cells = full_report.summary["any_to_any"]["cells"]
     assert shown == [f"{cell['mAP']:.1f}\nR-1 {cell['rank_1']:.1f}" for cell in cells]
+
+
+def test_any_to_any_matrix_is_readable_and_clear_of_its_legend(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    script = """
+        const colour = (selector) => getComputedStyle(document.querySelector(selector)).color;
+        const table = document.querySelector("#any-matrix").getBoundingClientRect();
+        const key = document.querySelector("#card-any .cross-key").getBoundingClientRect();
+        return [colour("#any-matrix button"), colour("#camera-matrix b"), key.top - table.bottom];
+    """
+    score, readable, gap = page.execute_script(script)
+    assert score == readable
+    assert gap > 2  # the outline of the key
+
+
+def test_any_to_any_cell_opens_its_rank_lists_and_stays_marked(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    find(page, "#any-matrix button[data-cell='r-n']").click()
+    wait_until(page, lambda: "any-to-any: RGB → NI · leave the matrix" in texts(page, "#query .about p"))
+    marked = "#any-matrix td.current button"
+    assert [node.get_attribute("data-cell") for node in page.find_elements(By.CSS_SELECTOR, marked)] == [
+        "r-n"
+    ]
+    find(page, "#leave-matrix").click()
+    assert not page.find_elements(By.CSS_SELECTOR, marked)
 
 
 def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
