@@ -118,6 +118,27 @@ def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_re
     assert len(page.find_elements(By.CSS_SELECTOR, "#card-cmc path, #card-training path")) == 3 + 3
 
 
+@pytest.mark.parametrize("width", [800, 1280, 1440])
+def test_scores_of_the_conditions_are_aligned_and_none_is_cut_off(
+    page: webdriver.Chrome, full_report: MadeUpReport, width: int
+) -> None:
+    resize(page, width, 900)
+    open_report(page, full_report.folder)
+    script = """
+        const scoreEnd = (cell) => {
+            const range = document.createRange();
+            range.selectNodeContents(cell.firstChild);
+            return Math.round(range.getBoundingClientRect().right);
+        };
+        const rows = [...document.querySelectorAll("#missing-table tbody tr")];
+        const ends = rows.map((row) => [...row.querySelectorAll(".number")].map(scoreEnd));
+        return [ends, document.querySelector("#card-missing .scroll-x").getBoundingClientRect().right];
+    """
+    ends, edge = page.execute_script(script)
+    assert len({end for row in ends for end in row}) == 2 * len(full_report.summary["patterns"])
+    assert max(map(max, ends)) <= edge
+
+
 def test_identity_table_sorts_and_opens_the_rank_lists(
     page: webdriver.Chrome, full_report: MadeUpReport
 ) -> None:
