@@ -160,7 +160,7 @@ def test_identity_table_sorts_and_opens_the_rank_lists(
     assert shown_query(page) in queries
 
 
-@pytest.mark.parametrize("size", [(1024, 768), (1440, 900)])
+@pytest.mark.parametrize("size", [(800, 900), (1024, 768), (1440, 900)])
 def test_nothing_is_wider_than_the_window(
     page: webdriver.Chrome, full_report: MadeUpReport, size: tuple[int, int]
 ) -> None:
