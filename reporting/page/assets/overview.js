@@ -44,7 +44,7 @@
       xLabel: "rank",
       title: "CMC curves",
       xTicks: CMC_TICKS,
-      yDomain: [Math.floor(lowest / 10) * 10, 100],
+      yDomain: [Math.min(90, Math.floor(lowest / 10) * 10), 100],
       valueFormat: (value) => fixed(value),
     });
     const note = `${conditionName(conditionNow())} · % of queries with a positive up to the rank`;
