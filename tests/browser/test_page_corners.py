@@ -85,6 +85,15 @@ def test_axes_of_perfect_scores_after_two_epochs(driver: webdriver.Chrome, repor
     no_console_errors(driver)
 
 
+def test_cost_that_could_not_be_measured(driver: webdriver.Chrome, report: MadeUpReport) -> None:
+    rewrite_summary(report, cost=None)
+    for tab in ("overview", "ranks", "map"):
+        open_report(driver, report.folder, f"#tab={tab}")
+        assert find(driver, f"#panel-{tab}").is_displayed()
+    assert not driver.find_elements(By.ID, "card-cost")
+    no_console_errors(driver)
+
+
 def test_names_are_text_never_markup(driver: webdriver.Chrome, report: MadeUpReport) -> None:
     open_report(driver, report.folder, "#tab=ranks&query=0")
     assert find(driver, "h1").text == report.summary["title"]
