@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from made_up_data import GRID, make_breakdown, make_patches, make_ranking, make_result, make_training
+from made_up_data import (
+    GRID,
+    make_any_to_any,
+    make_breakdown,
+    make_patches,
+    make_ranking,
+    make_result,
+    make_training,
+)
 from PIL import Image, ImageDraw
 
 PAGE = Path(__file__).parents[2] / "reporting" / "page"
@@ -19,6 +27,8 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
     "complete": (),
     **{"".join(m[0].lower() for m in lost): lost for n in (1, 2) for lost in combinations(MODALITIES, n)},
 }
+SIDES = [side for n in (1, 2, 3) for side in combinations(MODALITIES, n)]
+"""What the query or the gallery of a cell of the any-to-any matrix may have."""
 WIDTH, HEIGHT = 64, 128
 LOOKS = 4
 """Different images of one identity."""
@@ -100,13 +110,13 @@ class MadeUpReport:
     Attributes:
         folder: holds index.html.
         summary: the content of data/summary.js.
-        rankings: the content of the ranking files, by condition and pattern.
+        rankings: the content of the ranking files, by condition and pattern; ("any", name) for the matrix.
         patches: the content of the patch files; triple r has entry r modulo their number.
     """
 
     folder: Path
     summary: dict[str, Any]
-    rankings: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    rankings: dict[tuple[str, int | str], dict[str, Any]] = field(default_factory=dict)
     patches: list[dict[str, Any]] = field(default_factory=list)
 
     def triple(self, row: int) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def _noise(condition: str, pattern: int) -> float:
 def write_full_report(
     folder: Path, *, triples: int = 836, identities: int = 30, seed: int = 0, learned: bool = True
 ) -> MadeUpReport:
-    """A report of RGBNT201's size: 3 patterns, 7 conditions, patch data for every triple.
+    """A report of RGBNT201's size: 3 patterns, 7 conditions, any to any, patch data for every triple.
 
     Without `learned`, as with a beta of 0.5, the learned source has no weight and is left out.
     """
@@ -202,13 +212,15 @@ def write_full_report(
     camera = np.where(rng.random(triples) < 365 / 836, 1, 2)
     centres = rng.standard_normal((identities, 12))[person - 258]
     queries = np.arange(triples)
-    rankings, results = {}, []
+    rankings: dict[tuple[str, int | str], dict[str, Any]] = {}
+    results = []
     for condition in CONDITIONS:
         for pattern in PATTERNS:
             noise = _noise(condition, pattern) * (1 + rng.random((triples, 1)))
             features = centres + 0.4 * camera[:, None] + noise * rng.standard_normal(centres.shape)
             rankings[condition, pattern], right = make_ranking(features, person, camera, queries)
             results.append(make_result(condition, pattern, rankings[condition, pattern], right))
+    rankings["any", "r-n"], rankings["any", "r-r"] = rankings["rn", 1], rankings["complete", 1]
     maps = {}
     for pattern in PATTERNS:
         plane = 30 * rng.standard_normal((identities, 2))[person - 258] + 3 * rng.standard_normal(
@@ -222,6 +234,7 @@ def write_full_report(
         **FULL_FACTS,
         "sources": {m: names[0 if learned else 1 :] for m, names in FULL_FACTS["sources"].items()},
         "results": results,
+        "any_to_any": make_any_to_any(SIDES, apart="r-n", common="r-r"),
         "triples": _columns(names, person, camera, np.zeros_like(camera)),
         "queries": queries.tolist(),
         "gallery_size": triples,

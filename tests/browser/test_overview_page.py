@@ -1,7 +1,7 @@
 """The overview, the header and what goes on paper."""
 
 import pytest
-from browser_page import find, numbers, open_report, resize, state_of, texts
+from browser_page import find, numbers, open_report, resize, state_of, texts, wait_until
 from made_up_report import CONDITIONS, MadeUpReport
 from report_steps import shown_query
 from selenium import webdriver
@@ -67,6 +67,42 @@ def test_colours_of_camera_pairs_have_a_scale(page: webdriver.Chrome, full_repor
     assert scale == f"linear-gradient(to right, {lowest}, {highest})"
 
 
+def test_any_to_any_cell_has_a_line_for_each_score(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
+    open_report(page, full_report.folder)
+    shown = [cell.text for cell in page.find_elements(By.CSS_SELECTOR, "#any-matrix td")]
+    cells = full_report.summary["any_to_any"]["cells"]
+    assert shown == [f"{cell['mAP']:.1f}\nR-1 {cell['rank_1']:.1f}" for cell in cells]
+
+
+def test_any_to_any_matrix_is_readable_and_clear_of_its_legend(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    script = """
+        const colour = (selector) => getComputedStyle(document.querySelector(selector)).color;
+        const table = document.querySelector("#any-matrix").getBoundingClientRect();
+        const key = document.querySelector("#card-any .cross-key").getBoundingClientRect();
+        return [colour("#any-matrix button"), colour("#camera-matrix b"), key.top - table.bottom];
+    """
+    score, readable, gap = page.execute_script(script)
+    assert score == readable
+    assert gap > 2  # the outline of the key
+
+
+def test_any_to_any_cell_opens_its_rank_lists_and_stays_marked(
+    page: webdriver.Chrome, full_report: MadeUpReport
+) -> None:
+    open_report(page, full_report.folder)
+    find(page, "#any-matrix button[data-cell='r-n']").click()
+    wait_until(page, lambda: "any-to-any: RGB → NI · leave the matrix" in texts(page, "#query .about p"))
+    marked = "#any-matrix td.current button"
+    assert [node.get_attribute("data-cell") for node in page.find_elements(By.CSS_SELECTOR, marked)] == [
+        "r-n"
+    ]
+    find(page, "#leave-matrix").click()
+    assert not page.find_elements(By.CSS_SELECTOR, marked)
+
+
 def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_report: MadeUpReport) -> None:
     open_report(page, full_report.folder)
     for condition in ("complete", "rt"):
@@ -80,6 +116,27 @@ def test_overview_shows_results_of_the_condition(page: webdriver.Chrome, full_re
     assert rows[-1].startswith("mean of 6")
     assert texts(page, "#missing-table tr.current th") == ["without RGB, TI"]
     assert len(page.find_elements(By.CSS_SELECTOR, "#card-cmc path, #card-training path")) == 3 + 3
+
+
+@pytest.mark.parametrize("width", [800, 1280, 1440])
+def test_scores_of_the_conditions_are_aligned_and_none_is_cut_off(
+    page: webdriver.Chrome, full_report: MadeUpReport, width: int
+) -> None:
+    resize(page, width, 900)
+    open_report(page, full_report.folder)
+    script = """
+        const scoreEnd = (cell) => {
+            const range = document.createRange();
+            range.selectNodeContents(cell.firstChild);
+            return Math.round(range.getBoundingClientRect().right);
+        };
+        const rows = [...document.querySelectorAll("#missing-table tbody tr")];
+        const ends = rows.map((row) => [...row.querySelectorAll(".number")].map(scoreEnd));
+        return [ends, document.querySelector("#card-missing .scroll-x").getBoundingClientRect().right];
+    """
+    ends, edge = page.execute_script(script)
+    assert len({end for row in ends for end in row}) == 2 * len(full_report.summary["patterns"])
+    assert max(map(max, ends)) <= edge
 
 
 def test_identity_table_sorts_and_opens_the_rank_lists(
@@ -103,7 +160,7 @@ def test_identity_table_sorts_and_opens_the_rank_lists(
     assert shown_query(page) in queries
 
 
-@pytest.mark.parametrize("size", [(1024, 768), (1440, 900)])
+@pytest.mark.parametrize("size", [(800, 900), (1024, 768), (1440, 900)])
 def test_nothing_is_wider_than_the_window(
     page: webdriver.Chrome, full_report: MadeUpReport, size: tuple[int, int]
 ) -> None:

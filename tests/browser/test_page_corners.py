@@ -55,6 +55,45 @@ def test_model_without_selection_and_training(driver: webdriver.Chrome, report: 
     no_network(driver)
 
 
+def test_one_epoch_of_training_is_a_dot_in_each_chart(driver: webdriver.Chrome, report: MadeUpReport) -> None:
+    rewrite_summary(report, training={"epoch": [1], "loss": [5.2], "mAP": [21.6], "rank_1": [25.6]})
+    open_report(driver, report.folder)
+    script = """
+        const charts = [...document.querySelectorAll("#card-training .chart > svg")];
+        return charts.map((chart) => chart.querySelectorAll("circle").length);
+    """
+    assert driver.execute_script(script) == [1, 2]
+    no_console_errors(driver)
+
+
+def test_axes_of_perfect_scores_after_two_epochs(driver: webdriver.Chrome, report: MadeUpReport) -> None:
+    perfect = {**report.summary["results"][0], "cmc": [100.0] * 8}
+    training = {"epoch": [1, 2], "loss": [2.4, 2.3], "mAP": [None, 100.0], "rank_1": [None, 100.0]}
+    rewrite_summary(report, results=[perfect], training=training)
+    open_report(driver, report.folder)
+    script = """
+        const texts = (chart, anchor) =>
+            [...chart.querySelectorAll(`text[text-anchor=${anchor}]`)].map((node) => node.textContent);
+        const charts = [...document.querySelectorAll(".chart > svg")];
+        return charts.map((chart) => [texts(chart, "end"), texts(chart, "middle")]);
+    """
+    cmc, loss, scores = driver.execute_script(script)
+    for y_axis in (cmc[0], scores[0]):  # 100 % is at the top
+        assert len(y_axis) > 1
+        assert y_axis[-1] == "100"
+    assert loss[1] == ["1", "2", "epoch"]
+    no_console_errors(driver)
+
+
+def test_cost_that_could_not_be_measured(driver: webdriver.Chrome, report: MadeUpReport) -> None:
+    rewrite_summary(report, cost=None)
+    for tab in ("overview", "ranks", "map"):
+        open_report(driver, report.folder, f"#tab={tab}")
+        assert find(driver, f"#panel-{tab}").is_displayed()
+    assert not driver.find_elements(By.ID, "card-cost")
+    no_console_errors(driver)
+
+
 def test_names_are_text_never_markup(driver: webdriver.Chrome, report: MadeUpReport) -> None:
     open_report(driver, report.folder, "#tab=ranks&query=0")
     assert find(driver, "h1").text == report.summary["title"]

@@ -26,13 +26,14 @@
     return holder;
   }
 
-  /** Round numbers that cover [low, high] in about `wanted` steps. */
+  /** Round numbers that cover [low, high] in about `wanted` steps; two at least, also for one value. */
   function ticks(low, high, wanted = 5) {
     const rough = (high - low || 1) / wanted;
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].find((factor) => factor * power >= rough) * power;
-    const first = Math.floor(low / step);
-    const last = Math.ceil(high / step);
+    const isOne = low === high && Number.isInteger(low / step);
+    const first = Math.floor(low / step) - (isOne && low > 0 ? 1 : 0);
+    const last = Math.ceil(high / step) + (isOne && low <= 0 ? 1 : 0);
     return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
   }
 
@@ -64,7 +65,7 @@
     const path = points.map(([a, b], i) => `${i ? "L" : "M"}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("");
     const line = svg("path", { d: path, ...strokeOf(series) });
     const marks = points.map(([a, b]) => svg("circle", { cx: x(a), cy: y(b), r: 2.6, fill: colour }));
-    return svg("g", line, dots && marks);
+    return svg("g", line, (dots || points.length === 1) && marks); // a line of one point is invisible
   }
 
   function keyLine(series) {
@@ -110,7 +111,8 @@
     const range = (values) => [Math.min(...values), Math.max(...values)];
     const yTicks = ticks(...(yDomain || range(all.map(([, b]) => b))));
     const [low, high] = range(all.map(([a]) => a));
-    const marks = (xTicks || ticks(low, high, 6)).filter((value) => value >= low && value <= high);
+    const isMark = (value) => Number.isInteger(value) && value >= low && value <= high; // ranks, epochs
+    const marks = (xTicks || ticks(low, high, 6)).filter(isMark);
     return responsive((width) => {
       const x = scale([low, high], [MARGIN.left + 4, width - MARGIN.right]);
       const y = scale([yTicks[0], yTicks[yTicks.length - 1]], [BOTTOM, MARGIN.top]);

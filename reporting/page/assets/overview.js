@@ -44,7 +44,7 @@
       xLabel: "rank",
       title: "CMC curves",
       xTicks: CMC_TICKS,
-      yDomain: [Math.floor(lowest / 10) * 10, 100],
+      yDomain: [Math.min(90, Math.floor(lowest / 10) * 10), 100],
       valueFormat: (value) => fixed(value),
     });
     const note = `${conditionName(conditionNow())} · % of queries with a positive up to the rank`;
@@ -109,7 +109,7 @@
     ].filter(Boolean);
     const features = matrix.shared_space ? "original features in a shared space" : "original features";
     const note = `${features} · ${means.join(", ")} · click for the rank lists`;
-    const content = REPORT.tables.anyToAnyMatrix(matrix, REPORT.state.values.cell, open);
+    const content = REPORT.tables.anyToAnyMatrix(matrix, open);
     return card("card-any", "Any to any", note, content);
   }
 
@@ -147,7 +147,16 @@
   /** Cards that follow the switches. */
   const FOLLOWING = { "card-results": resultsCard, "card-missing": missingCard, "card-cmc": cmcCard };
 
+  /** Marks the cell of the any-to-any matrix whose rank lists are shown. */
+  function markCell() {
+    for (const button of document.querySelectorAll("#any-matrix button")) {
+      const isCurrent = button.dataset.cell === REPORT.state.values.cell;
+      button.parentNode.classList.toggle("current", isCurrent);
+    }
+  }
+
   function refresh(changed) {
+    if (changed.has("cell")) markCell();
     if (!changed.has("pattern") && !changed.has("condition")) return;
     for (const [id, build] of Object.entries(FOLLOWING)) {
       const old = byId(id);
@@ -187,6 +196,7 @@
         originCard(),
       ),
     );
+    markCell();
     REPORT.state.onChange(refresh);
   }
 

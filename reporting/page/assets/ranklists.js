@@ -83,7 +83,7 @@
       REPORT.triple.triple(row, { labelled: true, focusable: Boolean(REPORT.summary.grid) }),
       h(
         "div.about",
-        h("p", { class: cell ? "" : "print-only" }, switches, cell && leaveButton()),
+        h("p", { class: cell ? "" : "print-only" }, switches, cell && [" · ", leaveButton()]),
         h("h2", `Query · id ${person(row)}`, h("span", cameraOf(row))),
         h("p.name", REPORT.summary.triples.names[row], h("small", `row ${row}`)),
         scores,

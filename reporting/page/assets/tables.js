@@ -116,7 +116,7 @@
   }
 
   /** Modalities of the query × of the gallery, mAP as tint; a click opens the rank lists. */
-  function anyToAnyMatrix({ cells }, current, open) {
+  function anyToAnyMatrix({ cells }, open) {
     const name = (side) => side.join(" + ");
     const sides = [...new Set(cells.map(({ query }) => name(query)))];
     const cell = (query, gallery) => {
@@ -126,9 +126,9 @@
       return h(
         "td",
         {
-          "class": `${shared ? "" : "cross"} ${one.id === current ? "current" : ""}`,
-          "style": { background: tint(one.mAP / 100) },
-          "title": `query ${query}, gallery ${gallery}${shared ? "" : ": no modality in common"}`,
+          class: shared ? "" : "cross",
+          style: { background: tint(one.mAP / 100) },
+          title: `query ${query}, gallery ${gallery}${shared ? "" : ": no modality in common"}`,
         },
         h("button.link", { "data-cell": one.id, "onclick": () => open(one.id) }, fixed(one.mAP)),
         h("small", `R-1 ${fixed(one.rank_1)}`),
