@@ -95,6 +95,18 @@ def test_a_missing_modality_is_zeros(tmp_path: Path, mini_root: Path) -> None:
         assert shown == [modality is not Modality.NI or number % 4 != 0 for number in range(16)]
 
 
+def test_a_modality_needs_no_column(tmp_path: Path, mini_root: Path) -> None:
+    """Without its column, as with one that is empty throughout, the model is built for the other two."""
+    rows = [[row[0], "", *row[2:]] for row in rows_of(mini_root)]
+    few = ["SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2"]
+    header = [name for name in HEADER if name != "ni"]
+    short = write(tmp_path / "short.csv", [[row[0], *row[2:]] for row in rows], header)
+    for path in (write(tmp_path / "list.csv", rows), short):
+        cfg = load_config(SMALL_MODEL, [*settings(path), *few])
+        assert build_data(cfg).split.modalities == (Modality.RGB, Modality.TI)
+        assert scan_data(cfg).train == scan_data(load_config(SMALL_MODEL, settings(short))).train
+
+
 @pytest.mark.parametrize(
     ("row", "column", "value", "message"),
     [
@@ -186,8 +198,8 @@ def test_checking_finds_queries_without_positives(tmp_path: Path, mini_root: Pat
             "{}, line 1: there is no column 'rgb;ni;ti'; choose from rgb, ni, ti, id, camera, s",
         ),
         (
-            b"rgb,ti,id,split\n",
-            "{}, line 1: the column ni is missing; its first line names the columns: rgb,",
+            b"id,split\n",
+            "{}, line 1: the columns rgb, ni and ti are all missing; add at least one of them",
         ),
         (b"rgb,ni,ti,ni\n", "{}, line 1: the column ni is there twice; remove one"),
         (b"rgb,ni,ti,split\n", "{}, line 1: a data set needs the column id; add it"),
