@@ -28,6 +28,7 @@ _LAYOUT = (
     "out of a ranking."
 )
 _HEADER = f"its first line names the columns: {', '.join(IMAGE_COLUMNS)}[, {', '.join(LABEL_COLUMNS)}]"
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MOST_DIGITS = 18  # of a number that fits into 64 bits
 
 Note = Callable[[int, str], None]
@@ -117,6 +118,11 @@ def _decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[str]:
 def _check_header(row: Sequence[str], path: Path) -> list[str]:
     columns = [cell.strip().lower() for cell in row]
     where, known = _place(path, 1), (*IMAGE_COLUMNS, *LABEL_COLUMNS)
+    for separator, plural in _OTHER_SEPARATORS.items():
+        if separator in columns[0]:
+            raise DatasetError(
+                f"{where}: {columns[0]!r} is separated by {plural}; separate the columns by commas"
+            )
     for name in columns:
         if name not in known:
             raise DatasetError(f"{where}: there is no column {name!r}; choose from {', '.join(known)}")

@@ -195,8 +195,9 @@ def test_checking_finds_queries_without_positives(tmp_path: Path, mini_root: Pat
         ),
         (
             b"rgb;ni;ti\n",
-            "{}, line 1: there is no column 'rgb;ni;ti'; choose from rgb, ni, ti, id, camera, s",
+            "{}, line 1: 'rgb;ni;ti' is separated by semicolons; separate the columns by commas",
         ),
+        (b"rgb\tti\tid\n", r"{}, line 1: 'rgb\tti\tid' is separated by tabs; separate the columns by commas"),
         (
             b"id,split\n",
             "{}, line 1: the columns rgb, ni and ti are all missing; add at least one of them",
