@@ -226,6 +226,7 @@ def _other_settings(scene: Scene) -> None:
     scene.run.mkdir()
     config = load_config(SMALL_MODEL, scene.arguments()[2:]).dump()
     save_checkpoint(scene.run / "last.pth", progress={}, config=config)
+    (scene.run / "config.yml").write_text(config)
     scene.train("SOLVER.BASE_LR", "1e-4", "--resume")
 
 
@@ -804,7 +805,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "resuming with other settings": (
         _other_settings,
         "the run was started with other settings that alter its result (SOLVER.BASE_LR); resume it "
-        "with the same ones, or add --force",
+        "with the same ones (--config_file …/run/config.yml), or add --force",
     ),
     "resuming on other images": (
         _other_images,
