@@ -176,6 +176,12 @@ MISSING_CONDITIONS = missing_conditions(tuple(Modality))
 PROTOCOLS = ("camera", "scene", "none")
 
 
+def check_protocol(name: str) -> None:
+    """Refuse a name that is none of `PROTOCOLS`."""
+    if name not in PROTOCOLS:
+        raise ValueError(f"unknown evaluation protocol {name!r}; choose from {list(PROTOCOLS)}")
+
+
 @dataclass(frozen=True)
 class RetrievalSet:
     """Triples to be looked up in each other."""
@@ -192,8 +198,7 @@ class RetrievalSet:
     modalities: tuple[Modality, ...] = tuple(Modality)  # those that any of the triples has
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ValueError(f"unknown evaluation protocol {self.protocol!r}; choose from {list(PROTOCOLS)}")
+        check_protocol(self.protocol)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     warn_about_unused(cfg)
     earlier = find_checkpoint(args.resume, folder)
     if earlier is not None:
-        stored = stored_config(earlier.get("config"), args.resume or folder / "last.pth")
-        check_resumable(stored, cfg, force=args.force, harmless=checked_keys(earlier))
+        stored = stored_config(earlier.get("config"), file := Path(args.resume or folder / "last.pth"))
+        check_resumable(stored, cfg, force=args.force, harmless=checked_keys(earlier), run=file.parent)
         # Checkpoints of version 1 do not say what the run started from.
         earlier["progress"].setdefault("initial_weights", stored.MODEL.PRETRAIN_PATH_T or "random")
     with world.joined(device):

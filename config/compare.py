@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
 
 from config.schema import KEYS, TABLE, ConfigError, find_unused, flatten, show
+from errors import on_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +34,22 @@ def _changed(earlier: CfgNode, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: (before[key], now[key]) for key in sorted(now) if before[key] != now[key]}
 
 
-def check_resumable(earlier: CfgNode, cfg: CfgNode, *, force: bool, harmless: Collection[str] = ()) -> None:
+def check_resumable(
+    earlier: CfgNode, cfg: CfgNode, *, force: bool, harmless: Collection[str] = (), run: Path | None = None
+) -> None:
     """List the settings that have changed, and refuse those that alter the result unless `force` is given.
 
-    `harmless` are more keys that do not alter it.
+    `harmless` are more keys that do not alter it. The message names the config.yml in the folder `run` of the
+    checkpoint, if there is one.
     """
     changed = _changed(earlier, cfg)
     for key, values in changed.items():
         logger.warning("since the start of the run %s changed from %r to %r", key, *values)
     altering = [key for key in changed if key not in HARMLESS and key not in harmless]
     if altering and not force:
+        is_there = run is not None and (run / "config.yml").is_file()
+        option = f" (--config_file {on_one_line(run)}/config.yml)" if is_there else ""
         raise ConfigError(
             f"the run was started with other settings that alter its result ({', '.join(altering)}); "
-            "resume it with the same ones, or add --force"
+            f"resume it with the same ones{option}, or add --force"
         )

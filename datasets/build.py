@@ -22,11 +22,12 @@ from yacs.config import CfgNode
 
 from datasets.cache import RamCache, check_memory
 from datasets.csv_list import read_columns
-from datasets.dataset import DatasetError, MultiModalDataset, Records, Sample, Scan, Splits, collate
+from datasets.dataset import DatasetError, MultiModalDataset, Problem, Records, Sample, Scan, Splits, collate
 from datasets.sampler import IdentitySampler
 from datasets.sources import SOURCES, DataSource
 from datasets.transforms import EvalTransform, TrainTransform
 from datasets.validation import hold_out
+from errors import on_one_line
 from structures import ImageRecord, Modality, PerModality, RetrievalSet
 
 logger = logging.getLogger(__name__)
@@ -253,10 +254,13 @@ def _find_folder(cfg: CfgNode) -> tuple[DataSource, Path] | None:
 
 
 def _read(cfg: CfgNode, source: DataSource, folder: Path, *, test_only: bool = False) -> Splits:
-    """The splits of a data set; their sizes are logged."""
+    """The splits of a data set; their sizes are logged. A test split that cannot be scored is refused."""
     read = source.read(folder, test_only=test_only)
     place = folder if source.is_list else cfg.DATASETS.ROOT_DIR
     logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, place, read.describe())
+    unscored = source.find_unscored(read.query, read.gallery)
+    if unscored is not None:
+        raise DatasetError(f"{on_one_line(folder)}: {unscored}")
     return read
 
 
@@ -384,7 +388,12 @@ def _distinct(*splits: Records) -> Records:
 def scan_data(cfg: CfgNode) -> Scan:
     """List the files of the data set that `cfg.DATASETS` names, even if it cannot be used as it is."""
     source, folder = _find_data(cfg)
-    return source.scan(folder)
+    found = source.scan(folder)
+    unscored = source.find_unscored(found.query, found.gallery)
+    if unscored is None:
+        return found
+    where = on_one_line(folder.name)
+    return found._replace(problems=(*found.problems, Problem("positive", where, f"{where}: {unscored}")))
 
 
 def _find_data(cfg: CfgNode, *, may_draw: bool = True) -> tuple[DataSource, Path]:

@@ -23,6 +23,7 @@ PROBLEM_KINDS = {
     "unpaired": "files without a partner in another modality",
     "mask": "masks that are missing, or belong to no image",
     "identity": "identities in training and test, or files in the folder of another identity",
+    "positive": "test splits in which no query has a positive that the protocol counts",
     "unreadable": "entries that are no files, may not be read, or have a pixel format that is not supported",
     "empty": "files without content",
     "non-image": "files that are neither JPEG nor PNG",

@@ -1,7 +1,7 @@
 """Triples of your own, listed in a CSV file: `rgb, ni, ti` and perhaps `id, camera, split`.
 
 A cell of `rgb`, `ni` and `ti` is the path of an image, from the folder of the file, or empty for a modality
-that is missing. See `datasets/sources.py`.
+that is missing. A modality that no triple has needs no column. See `datasets/sources.py`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ SPLITS = {"train": ("train",), "query": ("query",), "gallery": ("gallery",), "te
 _LAYOUT = (
     "The file should have the columns rgb, ni, ti, id, camera and split. Images are paths from its folder; "
     "id and camera are whole numbers; split is train, query, gallery, or test for query and gallery at once. "
-    "Without a column camera, only the query itself is left out of a ranking."
+    "A modality that no triple has needs no column. Without a column camera, only the query itself is left "
+    "out of a ranking."
 )
+_HEADER = f"its first line names the columns: {', '.join(IMAGE_COLUMNS)}[, {', '.join(LABEL_COLUMNS)}]"
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _MOST_DIGITS = 18  # of a number that fits into 64 bits
 
 Note = Callable[[int, str], None]
@@ -59,7 +62,7 @@ def read_triples(path: Path, note: Note) -> Iterator[ListedTriple]:
             note(line, f"there are {len(row)} cells, and {len(columns)} columns; separate them by commas")
             continue
         cells = dict(zip(columns, map(str.strip, row), strict=True))
-        images = PerModality(*(path.parent / cell if (cell := cells[c]) else None for c in IMAGE_COLUMNS))
+        images = PerModality(*(path.parent / cell if (cell := cells.get(c)) else None for c in IMAGE_COLUMNS))
         fault = _find_fault(cells)
         if fault is not None:
             note(line, fault)
@@ -70,7 +73,7 @@ def read_triples(path: Path, note: Note) -> Iterator[ListedTriple]:
 
 def _find_fault(cells: dict[str, str]) -> str | None:
     """What is wrong with the cells of a row, by column."""
-    if not any(cells[column] for column in IMAGE_COLUMNS):
+    if not any(map(cells.get, IMAGE_COLUMNS)):
         return "rgb, ni and ti are all empty; name at least one image, or remove the row"
     for column in ("id", "camera"):
         text = cells.get(column, "")
@@ -101,7 +104,7 @@ def _read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     except OSError as error:
         raise DatasetError(f"the CSV file {on_one_line(path)} cannot be read: {error.strerror}") from None
     if header is None:
-        raise DatasetError(f"the CSV file {on_one_line(path)} is empty; {_header_words()}")
+        raise DatasetError(f"the CSV file {on_one_line(path)} is empty; {_HEADER}")
 
 
 def _decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[str]:
@@ -115,19 +118,19 @@ def _decode_lines(lines: Iterable[bytes], path: Path) -> Iterator[str]:
 def _check_header(row: Sequence[str], path: Path) -> list[str]:
     columns = [cell.strip().lower() for cell in row]
     where, known = _place(path, 1), (*IMAGE_COLUMNS, *LABEL_COLUMNS)
+    for separator, plural in _OTHER_SEPARATORS.items():
+        if separator in columns[0]:
+            raise DatasetError(
+                f"{where}: {columns[0]!r} is separated by {plural}; separate the columns by commas"
+            )
     for name in columns:
         if name not in known:
             raise DatasetError(f"{where}: there is no column {name!r}; choose from {', '.join(known)}")
         if columns.count(name) > 1:
             raise DatasetError(f"{where}: the column {name} is there twice; remove one")
-    for name in IMAGE_COLUMNS:
-        if name not in columns:
-            raise DatasetError(f"{where}: the column {name} is missing; {_header_words()}")
+    if not set(columns) & set(IMAGE_COLUMNS):
+        raise DatasetError(f"{where}: the columns rgb, ni and ti are all missing; add at least one of them")
     return columns
-
-
-def _header_words() -> str:
-    return f"its first line names the columns: {', '.join(IMAGE_COLUMNS)}[, {', '.join(LABEL_COLUMNS)}]"
 
 
 def _place(path: Path, line: int) -> str:

@@ -19,7 +19,9 @@ IMAGE_ENDING = r"\.(?i:jpg|jpeg|png)"
 VIS_NI_TH = PerModality("vis", "ni", "th")
 """The folders of the modalities below each identity, in MSVR310 and WMVeID863."""
 
-_PROBLEMS_SHOWN = 5
+PROBLEMS_SHOWN = 5
+"""How many problems a message lists; it counts the others."""
+
 _IDENTITY_DIGITS = 6
 
 
@@ -170,9 +172,9 @@ def to_splits(scan: Scan) -> Splits:
     Labels follow the order of the identities on disk; test identities keep their numbers.
     """
     if scan.problems:
-        count, more = len(scan.problems), len(scan.problems) - _PROBLEMS_SHOWN
+        count, more = len(scan.problems), len(scan.problems) - PROBLEMS_SHOWN
         lines = [f"{count} problem{'s' * (count > 1)} with the data set in {on_one_line(scan.folder)}:"]
-        lines += [f"  {problem.message}" for problem in scan.problems[:_PROBLEMS_SHOWN]]
+        lines += [f"  {problem.message}" for problem in scan.problems[:PROBLEMS_SHOWN]]
         lines += [f"  and {more} more"] * (more > 0)
         raise DatasetError("\n".join([*lines, scan.layout]))
     train_ids = sorted({record.person_id for record in scan.train})

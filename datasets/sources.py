@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from datasets.csv_list import scan_csv
-from datasets.dataset import DatasetError, Scan, Splits
+from datasets.dataset import DatasetError, Records, Scan, Splits
 from datasets.layout import to_splits
 from datasets.msvr310 import scan_msvr310
 from datasets.rgbnt100 import scan_rgbnt100
@@ -23,7 +23,9 @@ from datasets.synthetic import (
     SyntheticSpec,
     ensure_synthetic,
 )
+from datasets.validation import has_positive
 from datasets.wmveid863 import scan_wmveid863
+from structures import check_protocol
 
 
 def _draw_synthetic(root: Path, *, name: str, spec: DrawnSpec, seed: int) -> Path:
@@ -59,9 +61,24 @@ class DataSource:
     draw: Callable[[Path], Path] | None = None
     is_list: bool = False  # `scan` takes the file that DATASETS.CSV names, in place of a folder
 
+    def __post_init__(self) -> None:
+        check_protocol(self.protocol)
+
     def read(self, folder: Path, *, test_only: bool = False) -> Splits:
         """The splits, or one `DatasetError` for all that is wrong."""
         return to_splits(self.scan(folder, test_only=test_only))
+
+    def find_unscored(self, query: Records, gallery: Records) -> str | None:
+        """Why no query can be scored, and what to do; None if one can, or if a split is empty."""
+        if not query or not gallery or has_positive(query, gallery, self.protocol):
+            return None
+        if has_positive(query, gallery, "none"):  # then it is the protocol that drops them
+            lacking = f"image of the same identity from another {self.protocol}"
+            remedy = f"give other {self.protocol}s" + ", or leave out the column camera" * self.is_list
+        else:
+            lacking = "other image of the same identity"
+            remedy = "add some" + f" from other {self.protocol}s" * (self.protocol != "none")
+        return f"none of the {len(query)} queries can be scored: the gallery has no {lacking}; {remedy}"
 
 
 DRAWN_SETS: dict[str, DrawnSpec] = {

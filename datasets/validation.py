@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from datasets.dataset import DatasetError, Splits
+from datasets.dataset import DatasetError, Records, Splits
 from structures import ImageRecord
 
 GROUPS: dict[str, Callable[[ImageRecord], Hashable]] = {
@@ -17,6 +17,15 @@ GROUPS: dict[str, Callable[[ImageRecord], Hashable]] = {
     "none": lambda record: record.paths,
 }
 """By protocol, what two triples of an identity must not share to be looked up in each other."""
+
+
+def has_positive(query: Records, gallery: Records, protocol: str) -> bool:
+    """Whether any query has a positive in the gallery that the protocol counts."""
+    group = GROUPS[protocol]
+    groups: defaultdict[int, set[Hashable]] = defaultdict(set)
+    for record in gallery:
+        groups[record.person_id].add(group(record))
+    return any(groups[record.person_id] - {group(record)} for record in query)
 
 
 def hold_out(splits: Splits, count: int, *, protocol: str, ids_per_batch: int) -> Splits:

@@ -133,6 +133,11 @@ def read_description(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
         if isinstance(content, dict) and content.keys() >= _KEYS:
             return content
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder} is not a folder that tools.embed has written: it has no {DESCRIPTION}; run "
+            "python -m tools.embed FOLDER|LIST.csv OUT --weights FILE, and name OUT"
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:

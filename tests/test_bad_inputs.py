@@ -210,6 +210,7 @@ def _locked(scene: Scene) -> None:
 def _one_camera(scene: Scene) -> None:
     for path in scene.data.glob("test/*/*_cam2_*"):
         path.unlink()
+    scene.monkeypatch.setattr(train_entry, "make_model", lambda *_, **__: pytest.fail("too late"))
     scene.train()
 
 
@@ -225,6 +226,7 @@ def _other_settings(scene: Scene) -> None:
     scene.run.mkdir()
     config = load_config(SMALL_MODEL, scene.arguments()[2:]).dump()
     save_checkpoint(scene.run / "last.pth", progress={}, config=config)
+    (scene.run / "config.yml").write_text(config)
     scene.train("SOLVER.BASE_LR", "1e-4", "--resume")
 
 
@@ -587,8 +589,8 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "a test set with one camera": (
         _one_camera,
-        "none of the 2 queries can be scored: the gallery has no image of the same identity that the "
-        "protocol counts, one of another camera (or scene); check the files of the test split",
+        "…/RGBNT201: none of the 2 queries can be scored: the gallery has no other image of the same "
+        "identity; add some from other cameras",
     ),
     "a batch that the processes cannot share": (
         _several_processes,
@@ -803,7 +805,7 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "resuming with other settings": (
         _other_settings,
         "the run was started with other settings that alter its result (SOLVER.BASE_LR); resume it "
-        "with the same ones, or add --force",
+        "with the same ones (--config_file …/run/config.yml), or add --force",
     ),
     "resuming on other images": (
         _other_images,

@@ -1,7 +1,8 @@
 """Look for broken files in a data set: `python -m tools.check_dataset --config_file F [KEY VALUE …]`.
 
-Opens every image and mask of the data set that the configuration names and lists all that is wrong, also
-where training would refuse the folder. Status 0: nothing is wrong; 1: something is; 2: a user error.
+Opens every image and mask of the data set that the configuration names and says what is wrong, also where
+training would refuse the folder; the file of --json lists all of it. Status 0: nothing is wrong; 1: something
+is; 2: a user error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from config import load_config
 from config.schema import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_dark, find_problems
+from datasets.layout import PROBLEMS_SHOWN
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
@@ -48,10 +50,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         checked = dict(zip(paths, results, strict=True))
     problems = find_problems(scan, checked, patch=patch_size(cfg.MODEL.TRANSFORMER_TYPE) or 1)
 
-    # What is wrong, one by one and by kind.
+    # What is wrong: some of each kind, and how many there are.
     found = Counter(problem.kind for problem in problems)
-    for problem in problems:
-        logger.warning("%s: %s", problem.kind, problem.message)
+    for kind, count in found.items():
+        messages = [problem.message for problem in problems if problem.kind == kind]
+        for message in messages[:PROBLEMS_SHOWN]:
+            logger.warning("%s: %s", kind, message)
+        if count > PROBLEMS_SHOWN:
+            more = count - PROBLEMS_SHOWN
+            logger.warning("%s: and %d more; %s lists all", kind, more, args.json or "--json FILE")
     for kind, count in found.items():
         logger.info("%6d %s: %s", count, kind, PROBLEM_KINDS[kind])
     # What the files are.

@@ -384,6 +384,16 @@ def test_a_run_that_is_older_than_a_key_can_be_resumed() -> None:
         check_resumable(stored, load_config(None, ["MODEL.SLIM_LAYERS", "[2]"]), force=False)
 
 
+def test_a_refused_resume_names_the_configuration_of_the_run(tmp_path: Path) -> None:
+    stored, file = load_config(None, ["SOLVER.SEED", "3"]), tmp_path / "config.yml"
+    for option in ("", f" (--config_file {file})"):  # before and after the file is there
+        with pytest.raises(ConfigError) as caught:
+            check_resumable(stored, load_config(None, []), force=False, run=tmp_path)
+        assert str(caught.value).endswith(f"; resume it with the same ones{option}, or add --force")
+        file.write_text(stored.dump())
+    check_resumable(stored, load_config(file), force=False, run=tmp_path)
+
+
 OLD_SLIMMING = """
   SLIM_CROSS: true
   SLIM_GUMBEL_TAU: 1.0

@@ -211,7 +211,7 @@ def test_scenes_and_cameras_are_counted_in_the_training_split(
         )
 
     train = tuple(record(person, camera, scene) for person in range(3) for camera, scene in ((0, 2), (4, 1)))
-    test = (record(7, 8, 9),)
+    test = (record(7, 8, 9), record(7, 0, 9))
     read_instead(monkeypatch, Splits(train, test, test))
     (tmp_path / "RGBNT201").mkdir()
     data = build_data(cfg)
@@ -221,14 +221,14 @@ def test_scenes_and_cameras_are_counted_in_the_training_split(
     # do the scenes 1 and 2, and 9.
     trained, tested = records_of(data.train_loader), records_of(data.test.loader)
     assert [record.camera_id for record in trained] == [0, 1] * 3
-    assert [record.camera_id for record in tested] == [2]
+    assert [record.camera_id for record in tested] == [2, 0]
     assert [record.scene_id for record in trained] == [1, 0] * 3
-    assert [record.scene_id for record in tested] == [2]
+    assert [record.scene_id for record in tested] == [2, 2]
 
 
 def splits_with_a_new_test_camera(cfg: CfgNode) -> Splits:
     splits = build.SOURCES["RGBNT201"].read(draw_dataset(Path(cfg.DATASETS.ROOT_DIR) / "RGBNT201"))
-    query = tuple(replace(record, camera_id=5) for record in splits.query)
+    query = tuple(replace(record, camera_id=record.camera_id or 5) for record in splits.query)
     return splits._replace(query=query, gallery=query)
 
 
@@ -266,6 +266,11 @@ def test_scenes_without_training_images_can_be_refused(
     cfg.merge_from_list(["MODEL.SIE_VIEW", True, "TEST.UNSEEN_CAMERA", "error"])
     with pytest.raises(DatasetError, match=r"test scenes 3 .*; set TEST\.UNSEEN_CAMERA to mean or zero"):
         build_data(cfg)
+
+
+def test_a_source_with_an_unknown_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown evaluation protocol 'time'; choose from"):
+        replace(build.SOURCES["RGBNT201"], protocol="time")
 
 
 @pytest.mark.parametrize(

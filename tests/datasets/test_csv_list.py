@@ -17,6 +17,7 @@ from structures import Modality, PerModality
 from tools.check_dataset import main as check
 
 HEADER = ["rgb", "ni", "ti", "id", "camera", "split"]
+NO_CAMERA = [*HEADER[:4], "split"]
 
 
 def rows_of(mini_root: Path) -> list[list[str]]:
@@ -80,7 +81,7 @@ def test_the_protocol_needs_a_column_of_cameras(tmp_path: Path, mini_root: Path)
     path = write(tmp_path / "list.csv", rows)
     few = ["SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2"]
     assert build_data(load_config(SMALL_MODEL, [*settings(path), *few])).test.protocol == "camera"
-    write(path, [[*row[:4], row[5]] for row in rows], [*HEADER[:4], "split"])
+    write(path, [[*row[:4], row[5]] for row in rows], NO_CAMERA)
     data = build_data(load_config(SMALL_MODEL, [*settings(path), *few]))
     assert (data.test.protocol, data.split.cameras) == ("none", (0,))
 
@@ -92,6 +93,18 @@ def test_a_missing_modality_is_zeros(tmp_path: Path, mini_root: Path) -> None:
     for modality in Modality:
         shown = batch.images.of(modality).flatten(1).any(dim=1).tolist()
         assert shown == [modality is not Modality.NI or number % 4 != 0 for number in range(16)]
+
+
+def test_a_modality_needs_no_column(tmp_path: Path, mini_root: Path) -> None:
+    """Without its column, as with one that is empty throughout, the model is built for the other two."""
+    rows = [[row[0], "", *row[2:]] for row in rows_of(mini_root)]
+    few = ["SOLVER.IMS_PER_BATCH", "8", "DATALOADER.NUM_INSTANCE", "2"]
+    header = [name for name in HEADER if name != "ni"]
+    short = write(tmp_path / "short.csv", [[row[0], *row[2:]] for row in rows], header)
+    for path in (write(tmp_path / "list.csv", rows), short):
+        cfg = load_config(SMALL_MODEL, [*settings(path), *few])
+        assert build_data(cfg).split.modalities == (Modality.RGB, Modality.TI)
+        assert scan_data(cfg).train == scan_data(load_config(SMALL_MODEL, settings(short))).train
 
 
 @pytest.mark.parametrize(
@@ -146,6 +159,30 @@ def test_a_split_without_rows(
     assert message in error_of(path)
 
 
+def test_queries_without_positives(tmp_path: Path, small: list[list[str]]) -> None:
+    path = tmp_path / "list.csv"
+    start = f"{path}: none of the 3 queries can be scored: the gallery has no "
+    assert error_of(write(path, [[*row[:4], "5", row[5]] for row in small])) == start + (
+        "image of the same identity from another camera; give other cameras, or leave out the column camera"
+    )
+    # Each identity has one image: no protocol helps.
+    strangers = [[*row[:3], str(number), *row[4:]] for number, row in enumerate(small)]
+    start += "other image of the same identity; add some"
+    assert error_of(write(path, strangers)) == f"{start} from other cameras"
+    strangers = [[*row[:4], row[5]] for row in strangers]
+    assert error_of(write(path, strangers, NO_CAMERA)) == start
+
+
+def test_checking_finds_queries_without_positives(tmp_path: Path, mini_root: Path) -> None:
+    path, report = tmp_path / "list.csv", tmp_path / "report.json"
+    write(path, [[*row[:4], "1", row[5]] for row in rows_of(mini_root)])
+    with pytest.raises(SystemExit) as caught:
+        check(["--config_file", str(SMALL_MODEL), "--json", str(report), *settings(path)])
+    assert caught.value.code == 1
+    (problem,) = json.loads(report.read_text())["problems"]
+    assert problem["message"].startswith("list.csv: none of the 16 queries can be scored")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -158,11 +195,12 @@ def test_a_split_without_rows(
         ),
         (
             b"rgb;ni;ti\n",
-            "{}, line 1: there is no column 'rgb;ni;ti'; choose from rgb, ni, ti, id, camera, s",
+            "{}, line 1: 'rgb;ni;ti' is separated by semicolons; separate the columns by commas",
         ),
+        (b"rgb\tti\tid\n", r"{}, line 1: 'rgb\tti\tid' is separated by tabs; separate the columns by commas"),
         (
-            b"rgb,ti,id,split\n",
-            "{}, line 1: the column ni is missing; its first line names the columns: rgb,",
+            b"id,split\n",
+            "{}, line 1: the columns rgb, ni and ti are all missing; add at least one of them",
         ),
         (b"rgb,ni,ti,ni\n", "{}, line 1: the column ni is there twice; remove one"),
         (b"rgb,ni,ti,split\n", "{}, line 1: a data set needs the column id; add it"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datasets.dataset import DatasetError, Splits
-from datasets.validation import hold_out
+from datasets.validation import has_positive, hold_out
 from structures import ImageRecord, PerModality
 
 
@@ -78,3 +78,12 @@ def test_a_batch_must_be_left() -> None:
     for few in (1, 3):  # of three identities one could be spared, which VAL_IDS does not take
         with pytest.raises(DatasetError, match="at most 0 identities"):
             split(two_cameras(few), 2)
+
+
+@pytest.mark.parametrize(("protocol", "expected"), [("camera", False), ("scene", True), ("none", True)])
+def test_a_positive_is_one_that_the_protocol_counts(protocol: str, expected: bool) -> None:
+    """Both triples have camera 0, in two scenes; the gallery's other identity is never looked up."""
+    query, gallery = (record(0, scene=0),), (record(0, scene=0), record(0, scene=1), record(1, camera=1))
+    assert has_positive(query, gallery, protocol) is expected
+    assert not has_positive(query, query, protocol), "the query itself"
+    assert not has_positive((record(2),), gallery, protocol), "an identity that the gallery lacks"

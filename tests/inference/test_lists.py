@@ -45,6 +45,14 @@ def test_a_csv_file(tmp_path: Path) -> None:
     assert (second.file, second.person_id, second.camera_id) == (str(tmp_path / "n.jpg"), -1, 3)
 
 
+def test_a_csv_file_without_the_column_of_a_modality(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("ti,id,rgb\nt.jpg,7,r.jpg\n,8,s.jpg\n")
+    first, second = open_list(path).rows()
+    assert first.paths == PerModality(tmp_path / "r.jpg", None, tmp_path / "t.jpg")
+    assert second.paths == PerModality(tmp_path / "s.jpg", None, None)
+
+
 def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has none of the folders RGB, NI, TI; name their parent"):
         open_list(tmp_path)

@@ -89,6 +89,23 @@ def test_all_that_is_wrong_is_reported_and_ends_with_status_1(
         assert f"{problem['kind']}: {problem['message']}\n" in caplog.text
 
 
+def test_some_problems_of_each_kind_are_listed_and_the_others_counted(
+    root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, report = root / "RGBNT201" / "train_171" / "RGB", tmp_path / "report.json"
+    for path in sorted(folder.iterdir())[:8]:
+        path.write_bytes(b"")
+    (folder / "notes.txt").touch()
+    for more, where in (((), "--json FILE"), (("--json", str(report)), str(report))):
+        caplog.clear()
+        with pytest.raises(SystemExit):
+            run(root, *more)
+        lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert [line.partition(":")[0] for line in lines] == ["unparsable"] + ["empty"] * 6
+        assert lines[-1] == f"empty: and 3 more; {where} lists all"
+    assert len(json.loads(report.read_text())["problems"]) == 9
+
+
 @pytest.mark.parametrize(
     ("arguments", "mention"),
     [

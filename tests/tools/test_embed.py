@@ -262,7 +262,7 @@ def test_short_descriptors(
         (["--dim", "0"], "--dim must be 1 or more, not 0"),
         (["--fit_on", "x"], "--fit_on learns a new PCA; add --dim N"),
         (["--whiten", "1"], "--whiten shapes a new PCA; add --dim N"),
-        (["--dim", "4", "--fit_on", "x"], r"x/embedding\.json cannot be read: No such file"),
+        (["--dim", "4", "--fit_on", "x"], r"x is not a folder that tools\.embed has written"),
         (
             ["--dim", "4", "DATASETS.NAMES", "Synthetic", "DATASETS.ROOT_DIR", "nowhere"],
             r"training split, but there is no folder .*nowhere/Synthetic.*; --fit_on learns it on",

@@ -117,6 +117,18 @@ def test_embeddings_that_cannot_be_used(embeddings: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "people.gallery").exists()
 
 
+def test_a_folder_of_images_is_not_one_of_embeddings(tmp_path: Path) -> None:
+    (tmp_path / "RGB").mkdir()
+    (tmp_path / "a.jpg").touch()
+    for source in (tmp_path, tmp_path / "nowhere", tmp_path / "a.jpg"):
+        with pytest.raises(UserError) as caught:
+            search.main(["build", str(source), str(tmp_path / "people.gallery")])
+        assert str(caught.value) == (
+            f"{source} is not a folder that tools.embed has written: it has no embedding.json; run "
+            "python -m tools.embed FOLDER|LIST.csv OUT --weights FILE, and name OUT"
+        )
+
+
 class Embeds:
     """Stands for a predictor: the descriptor is the number in the name of the RGB file."""
 
