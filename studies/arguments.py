@@ -102,9 +102,26 @@ def _draw(parser: Parser) -> None:
 
 
 def _leaderboard(parser: Parser) -> None:
-    parser.add_argument("studies", nargs="*", type=Path, metavar="STUDY", help="folders of finished studies")
     parser.add_argument(
-        "--page", type=output_path, metavar="FILE.md", default=Path("docs/leaderboard.md"), help="the page"
+        "studies",
+        nargs="*",
+        type=Path,
+        metavar="STUDY",
+        help="folders of finished studies, added to those on record",
+    )
+    parser.add_argument(
+        "--records",
+        type=output_path,
+        metavar="FILE.json",
+        default=Path("studies/measured/leaderboard.json"),
+        help="the record (studies/measured/leaderboard.json)",
+    )
+    parser.add_argument(
+        "--page",
+        type=output_path,
+        metavar="FILE.md",
+        default=Path("docs/leaderboard.md"),
+        help="(docs/leaderboard.md)",
     )
 
 

@@ -1,7 +1,8 @@
 """`python -m studies leaderboard`: what was measured here and what others have published, in two tables.
 
-The first table comes from the folders of finished studies, the second from published.yml. A number of one
-never stands in the other: data, trunk and choice of the epoch differ.
+The first table comes from finished studies, which are recorded in measured/leaderboard.json, so that the page
+can be made again without their runs; the second from published.yml. A number of one never stands in the
+other: data, trunk and choice of the epoch differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import load_config
-from engine.files import check_destination, save_text
+from engine.files import check_destination, save_json, save_text
 from errors import UserError
 from studies.pages import markdown_table, show_mean
 from studies.run_folder import is_trained
@@ -59,6 +60,7 @@ class Measured(NamedTuple):
 def main(args: argparse.Namespace) -> None:
     """Write the page."""
     check_destination(args.page, replaces=".md")
+    check_destination(args.records, replaces=".json")
     rows = [row for study in args.studies for row in read_study(study)]
     seen: dict[tuple[str, str], Measured] = {}
     for row in rows:
@@ -67,8 +69,26 @@ def main(args: argparse.Namespace) -> None:
                 f"{row.method} on {row.data} is in two of the studies ({other.study} and {row.study}); name "
                 "one of them"
             )
-    save_text(args.page, f"{HEAD}\n{measured_table(rows)}\n{MIDDLE}\n{published_table(read_published())}\n")
+    # A row takes the place of an earlier one of the same method and data.
+    rows = [row for row in read_records(args.records) if (row.method, row.data) not in seen] + rows
+    save_json(args.records, [row._asdict() for row in rows])
+    save_text(args.page, page_of(rows))
     logger.info("wrote %d measured and the published rows to %s", len(rows), args.page)
+
+
+def page_of(rows: Sequence[Measured]) -> str:
+    """The whole page, with these measured rows."""
+    return f"{HEAD}\n{measured_table(rows)}\n{MIDDLE}\n{published_table(read_published())}\n"
+
+
+def read_records(path: Path) -> list[Measured]:
+    """The rows that earlier calls have recorded; none if there is no file."""
+    if not path.exists():
+        return []
+    try:
+        return [Measured(**row) for row in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"{path} cannot be read as the rows of a leaderboard; remove it") from None
 
 
 def read_study(folder: Path) -> list[Measured]:

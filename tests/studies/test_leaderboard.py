@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from conftest import ROOT
 from errors import UserError
 from studies.__main__ import main
-from studies.leaderboard import read_published
+from studies.leaderboard import page_of, read_published, read_records
 
 
 def write_study(folder: Path, data: str, scores: dict[str, list[tuple[float, float]]]) -> str:
@@ -52,8 +53,9 @@ def test_measured_and_published_numbers_are_in_tables_of_their_own(tmp_path: Pat
         ),
         write_study(tmp_path / "two", "SyntheticAnywhere", {"base": [(8, 10)]}),
     ]
-    page = tmp_path / "page.md"
-    main(["leaderboard", *studies, "--page", str(page)])
+    page, records = tmp_path / "page.md", tmp_path / "records.json"
+    written = ["--page", str(page), "--records", str(records)]
+    main(["leaderboard", *studies, *written])
     measured, published = tables(page)
     assert measured[0] == [
         "method",
@@ -86,13 +88,29 @@ def test_every_published_row_says_where_it_is_from() -> None:
             assert all(cell == "–" or isinstance(cell, float) for cell in pair)
 
 
-def test_the_page_of_the_documentation_has_the_published_rows() -> None:
-    published = tables(ROOT / "docs" / "leaderboard.md")[-1]
-    assert [row[0] for row in published[2:]] == [row["method"] for row in read_published()]
+def test_the_page_of_the_documentation_is_what_the_command_writes() -> None:
+    rows = read_records(ROOT / "studies" / "measured" / "leaderboard.json")
+    assert {"SDTPS", "Signal", "EDITOR"} <= {row.method for row in rows}
+    assert (ROOT / "docs" / "leaderboard.md").read_text() == page_of(rows)
+
+
+def test_measured_rows_stay_without_their_runs_until_they_are_measured_again(tmp_path: Path) -> None:
+    page, records = tmp_path / "page.md", tmp_path / "records.json"
+    written = ["--page", str(page), "--records", str(records)]
+    study = write_study(tmp_path / "one", "Synthetic", {"base": [(60, 70)], "Signal": [(64, 75)]})
+    main(["leaderboard", study, *written])
+    first = page.read_text()
+    shutil.rmtree(study)
+    main(["leaderboard", *written])
+    assert page.read_text() == first
+    again = write_study(tmp_path / "two", "Synthetic", {"Signal": [(65, 76)]})
+    main(["leaderboard", again, *written])
+    measured = tables(page)[0]
+    assert [row[:2] for row in measured[2:]] == [["base", "60.0 / 70.0"], ["Signal", "65.0 / 76.0"]]
 
 
 def test_studies_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    page = ["--page", str(tmp_path / "page.md")]
+    page = ["--page", str(tmp_path / "page.md"), "--records", str(tmp_path / "records.json")]
     with pytest.raises(
         UserError, match=r"has no summary\.json; make it with `python -m studies compare SPEC`"
     ):
@@ -100,4 +118,7 @@ def test_studies_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     both = [write_study(tmp_path / name, "Synthetic", {"base": [(60, 70)]}) for name in ("a", "b")]
     with pytest.raises(UserError, match=r"base on Synthetic is in two of the studies \(a and b\)"):
         main(["leaderboard", *both, *page])
-    assert not (tmp_path / "page.md").exists()
+    assert list(tmp_path.glob("*.*")) == []
+    (tmp_path / "records.json").write_text('{"method": 1}')
+    with pytest.raises(UserError, match=r"records\.json cannot be read as the rows of a leaderboard"):
+        main(["leaderboard", *page])
