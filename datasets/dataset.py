@@ -322,5 +322,6 @@ def read_image(path: Path, kind: str, *, mode: str) -> Image.Image:
     except Exception as error:  # what a broken file raises differs from decoder to decoder
         name, reason = on_one_line(path), reason_of(error)
         raise UnreadableImageError(
-            f"cannot read the {kind} image {name} ({reason}): restore the file", f"{name} ({kind}): {reason}"
+            f"cannot read the {kind} image {name} ({reason}): restore the file, or name another",
+            f"{name} ({kind}): {reason}",
         ) from error

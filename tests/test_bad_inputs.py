@@ -561,11 +561,12 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     ),
     "a truncated training image": (
         _truncate_image,
-        "cannot read the NI image …/RGBNT201/train_171/NI/….jpg (…): restore the file",
+        "cannot read the NI image …/RGBNT201/train_171/NI/….jpg (…): restore the file, or name another",
     ),
     "a test file that is not an image": (
         _not_an_image,
-        "cannot read the TI image …/RGBNT201/test/TI/….jpg (it is no JPEG or PNG image): restore the file",
+        "cannot read the TI image …/RGBNT201/test/TI/….jpg (it is no JPEG or PNG image): restore the file, "
+        "or name another",
     ),
     "somebody else's folder in the place of the drawn set": (
         _foreign_folder,
