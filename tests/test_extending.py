@@ -139,3 +139,20 @@ def test_a_cell_that_registers_a_branch_or_a_loss_may_run_twice(monkeypatch: pyt
         make_model.register_branch("mine", lambda cfg, sizes: {})
     with pytest.raises(ValueError, match="there is a loss 'mine' already; choose another name"):
         build.register_loss("mine", mine)  # type: ignore[arg-type]
+
+
+def test_a_branch_that_needs_numbers_while_it_is_built_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from config import load_config
+    from conftest import SMALL_MODEL
+    from modeling import make_model
+    from modeling.branches.original import Original
+
+    def mine(_: object, sizes: make_model.TokenSizes) -> dict[str, Branch]:
+        return {"mine": Original(int(torch.tensor(sizes.dim).item()))}
+
+    monkeypatch.setattr(make_model, "_builders", dict(make_model._builders))
+    make_model.register_branch("mine", mine)
+    make_model.check_model(load_config(SMALL_MODEL), from_file=False)
+    assert "mine" in make_model.make_model(load_config(SMALL_MODEL), 5, 2).branches
