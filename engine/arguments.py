@@ -34,8 +34,13 @@ def _end_interrupted(_: int, __: FrameType | None) -> None:
     os._exit(130)
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: str = "the defaults") -> None:
-    """The arguments that all commands take; the help names the `default` of --config_file, and its `base`."""
+def add_config_arguments(
+    parser: argparse.ArgumentParser,
+    default: str,
+    base: str = "the defaults",
+    example: str = "MODEL.DEVICE cpu",
+) -> None:
+    """--config_file, whose help names its `default` and its `base`, and the overrides."""
     parser.add_argument(
         "--config_file",
         metavar="FILE",
@@ -46,7 +51,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, default: str, base: st
         "overrides",
         metavar="KEY VALUE",
         nargs="*",
-        help="override the file, such as SOLVER.MAX_EPOCHS 20; docs/configuration.md lists all",
+        help=f"override the configuration, such as {example}; docs/configuration.md lists all keys",
     )
 
 
@@ -73,7 +78,8 @@ def add_weight_arguments(parser: argparse.ArgumentParser) -> None:
 def train_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of train_net.py; `resume` is None, or a path, empty for last.pth of the run folder."""
     parser = argparse.ArgumentParser(description="Train multi-modal person re-identification.")
-    add_config_arguments(parser, "the demo, configs/Synthetic/DeMo_SDTPS.yml, replacing an earlier demo")
+    demo = "the demo, configs/Synthetic/DeMo_SDTPS.yml, replacing an earlier demo"
+    add_config_arguments(parser, demo, example="SOLVER.MAX_EPOCHS 20")
     add_weight_arguments(parser)
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in OUTPUT_DIR")
     parser.add_argument(

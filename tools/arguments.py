@@ -21,7 +21,7 @@ def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m tools.check_dataset",
         description="Open every image of a data set and list what is wrong.",
     )
-    add_config_arguments(parser, default="the defaults alone")
+    add_config_arguments(parser, default="the defaults alone", example="DATASETS.ROOT_DIR /data")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that decode images")
     parser.add_argument("--json", type=output_path, metavar="FILE", help="also write what is found here")
     return parser.parse_intermixed_args(argv)
@@ -30,7 +30,8 @@ def check_dataset_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def describe_images_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line of tools.describe_images."""
     parser = argparse.ArgumentParser(
-        description="Print brightness, contrast, saturation, sharpness and power spectrum of data sets."
+        prog="python -m tools.describe_images",
+        description="Print brightness, contrast, saturation, sharpness and power spectrum of data sets.",
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a data set")
     parser.add_argument(
