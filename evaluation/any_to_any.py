@@ -22,12 +22,9 @@ from torch import Tensor
 from errors import UserError
 from evaluation.distances import SquaredEuclidean
 from evaluation.rank_lists import RankLists, nearest
-from evaluation.ranking import Retrieval, score_queries
-from evaluation.result import EvaluationResult
+from evaluation.ranking import NOBODY, Retrieval, score_queries
+from evaluation.result import EncodedSamples, EvaluationResult
 from structures import Modality, RankingMetrics
-
-NOBODY = -1
-"""An identity that no triple has."""
 
 Project: TypeAlias = Callable[[Modality, Tensor], Tensor]
 """The part of a modality, (S, C) -> where it is in a space that all modalities share, (S, P)."""
@@ -122,8 +119,7 @@ def score_any_to_any(results: Mapping[str, EvaluationResult], project: Project |
         common = _common(query, gallery)
         key = (common, common) if is_plain and common else (query, gallery)
         if key not in found:
-            metrics = score_queries(_retrieve(results, query, gallery, project)[0])
-            found[key] = metrics if metrics.num_queries else None
+            found[key] = _score(results, query, gallery, project)
         cells[query, gallery] = found[key]
     return AnyToAny(sides, cells, results, project)
 
@@ -156,6 +152,27 @@ def _common(query: Side, gallery: Side) -> Side:
     return tuple(m for m in query if m in gallery)
 
 
+def _score(
+    results: Mapping[str, EvaluationResult], query: Side, gallery: Side, project: Project | None
+) -> RankingMetrics | None:
+    """The scores of a cell; None if no query has a positive, or nothing in the gallery has its images."""
+    if not len(_rows_of(results["complete"].samples, gallery)):
+        return None
+    metrics = score_queries(_retrieve(results, query, gallery, project)[0])
+    return metrics if metrics.num_queries else None
+
+
+def _has_images(samples: EncodedSamples, side: Side) -> np.ndarray:
+    """(S,) whether a triple has all images of a side."""
+    return np.logical_and.reduce([samples.present.of(m) for m in side])
+
+
+def _rows_of(samples: EncodedSamples, gallery: Side) -> np.ndarray:
+    """The gallery items that have all images of a side, as rows of the samples, (G,)."""
+    rows = samples.triples.gallery_rows
+    return rows[_has_images(samples, gallery)[rows]]
+
+
 def _retrieve(
     results: Mapping[str, EvaluationResult], query: Side, gallery: Side, project: Project | None
 ) -> tuple[Retrieval, np.ndarray]:
@@ -166,9 +183,6 @@ def _retrieve(
     complete, common = results["complete"].samples, _common(query, gallery)
     triples = complete.triples
 
-    def is_there(side: Side) -> np.ndarray:
-        return np.logical_and.reduce([complete.present.of(m) for m in side])
-
     def features(side: Side, rows: np.ndarray) -> np.ndarray:
         condition = "".join(m.letter for m in triples.modalities if m not in side) or "complete"
         samples = results.get(condition, results["complete"]).samples
@@ -178,9 +192,9 @@ def _retrieve(
             by_modality = {m: F.normalize(project(m, by_modality[m]), dim=1) for m in common or side}
         return compared_parts(by_modality, side, common, normalise=samples.scoring.normalise).numpy()
 
-    gallery_rows = triples.gallery_rows[is_there(gallery)[triples.gallery_rows]]
+    gallery_rows = _rows_of(complete, gallery)
     ids, groups, rows = complete.person_ids, complete.groups, triples.query_rows
-    query_ids = np.where(is_there(query), ids, NOBODY)[rows]
+    query_ids = np.where(_has_images(complete, query), ids, NOBODY)[rows]
     distances = SquaredEuclidean(features(query, rows), features(gallery, gallery_rows))
     retrieval = Retrieval(distances, query_ids, ids[gallery_rows], groups[rows], groups[gallery_rows])
     return retrieval, gallery_rows

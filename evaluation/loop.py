@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from evaluation.ranking import score_retrieval
+from evaluation.ranking import score_queries, score_retrieval
 from evaluation.result import EncodedSamples, EvaluationResult, ScoringOptions
 from evaluation.selection import SelectionMetrics, patch_foreground, score_selection
 from structures import (
@@ -27,6 +28,8 @@ from structures import (
     RetrievalSet,
     Role,
 )
+
+logger = logging.getLogger(__name__)
 
 PIXEL_BLOCK = 8  # side of the blocks that the raw-pixel control averages
 
@@ -74,7 +77,7 @@ def evaluate(
         check_stop: called when this process has encoded its triples; may raise to stop the evaluation.
 
     Returns:
-        By condition.
+        By condition, without those, but for the first, under which no query has a positive.
     """
     start = time.perf_counter()
     if unknown := [condition for condition in conditions if condition not in MISSING_CONDITIONS]:
@@ -99,14 +102,23 @@ def evaluate(
     check_stop()
 
     # Join the processes, and score.
-    results = {}
+    results: dict[str, EvaluationResult] = {}
     for condition in missing:
         own = parts.pop(condition)
         gathered = [own] if world is None else world.gather_objects(own)
         joined = [part for others in gathered for part in others]
-        samples = _join(joined, triples, scoring)
+        samples = _join(joined, triples, scoring, missing[condition])
+        # Of several conditions, one may leave no query with a positive, where only some triples lack images.
+        may_fail = bool(results)
+        score = score_queries if may_fail else score_retrieval
+        is_empty = may_fail and not len(samples.gallery_rows)
+        ranking = {} if is_empty else {p: score(samples.retrieval(p)) for p in samples.patterns}
+        if not any(metrics.num_queries for metrics in ranking.values()):
+            lost = ", ".join(m.value for m in missing[condition])
+            logger.warning("without %s no query has a positive: this condition is left out", lost)
+            continue
         results[condition] = EvaluationResult(
-            ranking={p: score_retrieval(samples.retrieval(p)) for p in samples.patterns},
+            ranking=ranking,
             samples=samples,
             seconds=0.0,
             selection=_score_kept(joined, "selection"),
@@ -147,7 +159,9 @@ def _collect(
     return _Part(features, labels, present, left, output.parts, batch.names, kept, foreground)
 
 
-def _join(parts: Sequence[_Part], triples: RetrievalSet, scoring: ScoringOptions) -> EncodedSamples:
+def _join(
+    parts: Sequence[_Part], triples: RetrievalSet, scoring: ScoringOptions, missing: tuple[Modality, ...]
+) -> EncodedSamples:
     """All samples; a ValueError unless there is exactly one for each row of query and gallery."""
     num_samples = sum(part.labels.shape[1] for part in parts)
     num_wanted = 1 + np.concatenate([triples.query_rows, triples.gallery_rows]).max(initial=-1)
@@ -161,7 +175,16 @@ def _join(parts: Sequence[_Part], triples: RetrievalSet, scoring: ScoringOptions
     names = tuple(name for part in parts for name in part.names)
     present = PerModality(*torch.cat([part.present for part in parts], dim=1).numpy())
     return EncodedSamples(
-        features, person_ids, camera_ids, scene_ids, names, triples, scoring, present, parts[0].parts
+        features,
+        person_ids,
+        camera_ids,
+        scene_ids,
+        names,
+        triples,
+        scoring,
+        present,
+        parts[0].parts,
+        missing,
     )
 
 

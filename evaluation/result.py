@@ -15,7 +15,7 @@ from torch import Tensor
 from evaluation.breakdown import Breakdown, break_down
 from evaluation.distances import GivenDistances, SquaredEuclidean
 from evaluation.rank_lists import RankLists, nearest
-from evaluation.ranking import Retrieval
+from evaluation.ranking import NOBODY, Retrieval
 from evaluation.rerank import rerank
 from evaluation.selection import SelectionMetrics
 from structures import RETURN_PATTERNS, Modality, PerModality, RankingMetrics, RetrievalSet
@@ -48,6 +48,7 @@ class EncodedSamples:
     present: PerModality[np.ndarray]  # which images are there, each (S,) booleans
     # The modalities whose parts, of equal width, make up return pattern 1; none where it has no such parts.
     parts: tuple[Modality, ...] = ()
+    missing: tuple[Modality, ...] = ()  # what the condition takes away
     _re_ranked: dict[int, np.ndarray] = field(default_factory=dict, repr=False)
 
     @property
@@ -70,9 +71,23 @@ class EncodedSamples:
         rows = np.arange(len(self.person_ids))
         return {"camera": self.camera_ids, "scene": self.scene_ids, "none": rows}[self.triples.protocol]
 
+    @property
+    def has_image(self) -> np.ndarray:
+        """(S,) whether the condition leaves any image of a triple; without one, nothing can be compared."""
+        return np.logical_or.reduce([self.present.of(m) for m in Modality if m not in self.missing])
+
+    @property
+    def gallery_rows(self) -> np.ndarray:
+        """The samples that are in the gallery under this condition, (G,)."""
+        rows = self.triples.gallery_rows
+        return rows[self.has_image[rows]]
+
     def retrieval(self, pattern: int) -> Retrieval:
-        """Queries and gallery with the distances of one return pattern."""
-        query, gallery = self.triples.query_rows, self.triples.gallery_rows
+        """Queries and gallery with the distances of one return pattern.
+
+        A query without any image gets an identity that nobody has, so that it is not scored.
+        """
+        query, gallery = self.triples.query_rows, self.gallery_rows
         features = self.compared_features(pattern)
         distances: SquaredEuclidean | GivenDistances
         if self.scoring.re_rank:
@@ -82,7 +97,8 @@ class EncodedSamples:
         else:
             distances = SquaredEuclidean(features[query], features[gallery])
         ids, groups = self.person_ids, self.groups
-        return Retrieval(distances, ids[query], ids[gallery], groups[query], groups[gallery])
+        query_ids = np.where(self.has_image, ids, NOBODY)[query]
+        return Retrieval(distances, query_ids, ids[gallery], groups[query], groups[gallery])
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +128,15 @@ class EvaluationResult:
         """The scores of the last return pattern by identity and by pair of cameras."""
         cameras, triples = self.samples.camera_ids, self.samples.triples
         retrieval = self.samples.retrieval(max(self.ranking))
-        return break_down(retrieval, self.main, cameras[triples.query_rows], cameras[triples.gallery_rows])
+        gallery_cameras = cameras[self.samples.gallery_rows]
+        return break_down(retrieval, self.main, cameras[triples.query_rows], gallery_cameras)
 
     def rank_lists(self, top: int) -> dict[int, RankLists]:
         """The `top` nearest items of each query and its nearest positive, by return pattern.
 
         The items are rows of the samples; the queries have the order of `query_rows`.
         """
-        rows = self.samples.triples.gallery_rows
+        rows = self.samples.gallery_rows
         return {p: nearest(self.samples.retrieval(p), top).with_rows(rows) for p in self.ranking}
 
     def arrays(self) -> dict[str, np.ndarray]:

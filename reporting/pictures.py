@@ -171,6 +171,12 @@ def attention_maps(
     )
 
 
+def without_absent(maps: Maps, present: PerModality[Tensor]) -> Maps:
+    """The maps with white in place of images that are not there; `present` has (T,) booleans of each."""
+    there = torch.stack([present.of(m).cpu() for m in maps.modalities], dim=1).numpy()  # (T, M)
+    return maps._replace(pictures=np.where(there[:, :, None, None, None, None], maps.pictures, 1.0))
+
+
 def _coloured(values: Tensor, colours: str) -> Tensor:
     """(T, 1, H, W) in [0, 1] -> (T, 3, H, W)."""
     colour_map = import_extra("matplotlib").colormaps[colours]

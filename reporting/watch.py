@@ -55,10 +55,12 @@ class SelectionWatch:
         return {PICTURE_NAME: self._draw(output.selection)}
 
     def _draw(self, selection: Selection) -> Tensor:
-        """One row per modality that any of the triples has, one column per triple."""
+        """One row per modality that any of the triples has, one column per triple; white without image."""
         rows = []
         for modality in (m for m in Modality if self._batch.present.of(m).any()):
             images = veil_discarded(self._images.of(modality), selection.masks.of(modality), selection.grid)
+            there = self._batch.present.of(modality).cpu().view(-1, 1, 1, 1)
+            images = torch.where(there, images, 1.0)
             shrink = -(-images.shape[-2] // MAX_HEIGHT)
             images = F.avg_pool2d(images, shrink) if shrink > 1 else images
             images = F.pad(images, (0, GAP, 0, GAP), value=1.0)

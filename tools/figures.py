@@ -35,7 +35,7 @@ from evaluation.build import find_conditions, make_evaluate
 from modeling.backbone.attention import attention_rollout
 from reporting.extra import import_extra
 from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
-from reporting.pictures import Maps, attention_maps, denormalise, selection_maps
+from reporting.pictures import Maps, attention_maps, denormalise, selection_maps, without_absent
 from reporting.watch import read_triples, spread_evenly
 from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality
 from trained import find_weights, load_trained
@@ -234,7 +234,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "attention" in kinds:
         rollout = attention_rollout(model, batch)
         maps["attention"] = attention_maps(images, rollout, model.backbone.grid, triples.modalities)
-    figures |= {kind: draw_maps(found, names, width=args.width) for kind, found in maps.items()}
+    for kind, found in maps.items():
+        figures[kind] = draw_maps(without_absent(found, batch.present), names, width=args.width)
     # The files.
     make_folder(args.output)
     for kind, figure in figures.items():

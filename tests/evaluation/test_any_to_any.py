@@ -166,6 +166,17 @@ def test_cells_use_the_triples_that_have_their_images() -> None:
     assert lists.positives.tolist() == [-1, 0, 3, 2]
 
 
+def test_a_gallery_that_lacks_a_modality_of_the_queries() -> None:
+    """A daylight query against a thermal gallery: one cell has a score, and nothing is empty but said."""
+    present = PerModality([True, False, True, False], [False] * 4, [False, True, False, True])
+    result = make_result({RGB: GOOD, TI: GOOD}, present)
+    triples = make_triples([], query=[0, 2], gallery=[1, 3])
+    samples = replace(result.samples, triples=replace(triples, modalities=(RGB, TI)))
+    matrix = score(replace(result, samples=samples))
+    found = {sides: metrics.mean_ap for sides, metrics in matrix.cells.items() if metrics is not None}
+    assert found == {((RGB,), (TI,)): 1.0}
+
+
 def test_parts_of_each_condition_where_modalities_guide_each_other() -> None:
     complete = make_result({RGB: GOOD, TI: GOOD})
     alone = make_result({RGB: SWAPPED, TI: GOOD})  # what a model might make of RGB without TI

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from conftest import ToyModel, make_triples
+from errors import UserError
 from evaluation.loop import Outputs, evaluate, raw_pixels
 from evaluation.result import EvaluationResult, ScoringOptions
 from structures import (
@@ -229,3 +230,26 @@ def test_a_condition_that_does_not_exist_is_answered_with_the_choices(
 ) -> None:
     with pytest.raises(ValueError, match="there is no condition 'rgb'; choose from complete, r, n, t, rn"):
         run(toy_model, triples, ["rgb"])
+
+
+def test_a_triple_without_any_image_is_neither_query_nor_gallery(
+    make_batch: BatchMaker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two people, each seen by two cameras twice, the last two triples of each have no RGB image."""
+    batch = make_batch([0, 0, 0, 0, 1, 1, 1, 1])
+    rgb = torch.tensor([True, True, False, False] * 2)
+    batch = replace(batch, present=batch.present._replace(rgb=rgb))
+    results = run(MeanColours(), make_triples([batch]), ["complete", "nt", "n"])
+    assert [result.main.num_queries for result in results.values()] == [8, 4, 8]
+    assert np.flatnonzero(results["nt"].main.first_hits).tolist() == [0, 1, 4, 5]
+    assert results["nt"].samples.gallery_rows.tolist() == [0, 1, 4, 5]
+    listed = results["nt"].rank_lists(8)[1].items
+    assert set(listed[0].tolist()) == {1, 4, 5, -1}
+    # With one camera each, no query has a positive: the condition is left out, and the others are scored.
+    one_camera = replace(batch, present=batch.present._replace(rgb=torch.tensor([True, False] * 4)))
+    assert list(run(MeanColours(), make_triples([one_camera]), ["complete", "nt", "n"])) == ["complete", "n"]
+    assert "without NI, TI no query has a positive: this condition is left out" in caplog.text
+    nobody = replace(batch, present=batch.present._replace(rgb=torch.zeros(8, dtype=torch.bool)))
+    assert list(run(MeanColours(), make_triples([nobody]), ["complete", "nt"])) == ["complete"]
+    with pytest.raises(UserError, match="none of the 8 queries can be scored"):
+        run(MeanColours(), make_triples([one_camera]), ["nt"])

@@ -17,6 +17,7 @@ from reporting.pictures import (
     strongest_token,
     token_colours,
     veil_discarded,
+    without_absent,
 )
 from structures import PerModality, Selection
 
@@ -99,6 +100,17 @@ def test_attention_goes_from_the_least_to_the_most_of_each_image(images: PerModa
     own = images.ni[0, :, 0, 5]
     expected = ATTENTION_STRENGTH * corner + (1 - ATTENTION_STRENGTH) * own
     assert maps.pictures[0, 1, 1, 0, 5].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_an_absent_image_and_its_maps_are_white(images: PerModality[torch.Tensor]) -> None:
+    shares = torch.rand(2, GRID[0] * GRID[1])
+    maps = attention_maps(images, PerModality(shares, shares, shares), GRID)
+    present = PerModality(*torch.tensor([[True, True], [True, False], [True, True]]))
+    shown = without_absent(maps, present).pictures
+    assert (shown[1, 1] == 1).all()
+    expected = maps.pictures.copy()
+    expected[1, 1] = 1
+    assert (shown == expected).all()
 
 
 def test_equal_attention_is_drawn_without_a_division_by_zero(images: PerModality[torch.Tensor]) -> None:

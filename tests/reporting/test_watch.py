@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,15 @@ def test_one_column_per_triple_and_one_row_per_modality(make_batch: Callable[...
     thermal = (0.1 * batch.images.ti[1] + 0.5).clamp(0, 1)
     torch.testing.assert_close(column[:, -4:], thermal[:, 4:])  # the lower half was kept
     assert (picture[:, 8 : 8 + GAP] == 1).all()
+
+
+def test_an_absent_image_is_white(make_batch: Callable[..., ModalBatch]) -> None:
+    batch = make_batch([0, 1], size=(8, 4))
+    batch = replace(batch, present=batch.present._replace(ni=torch.tensor([False, True])))
+    picture = SelectionWatch(batch, mean=[0.5] * 3, std=[0.1] * 3)(KeepsOnePatch())[PICTURE_NAME]
+    second_row = picture[:, 8 + GAP : 16 + GAP]
+    assert (second_row[:, :, :4] == 1).all()
+    assert (second_row[:, :, 4 + GAP :] < 1).all()
 
 
 def test_large_images_are_shrunk(make_batch: Callable[..., ModalBatch]) -> None:
