@@ -14,8 +14,7 @@ from structures import RankingMetrics
 
 MAX_RANK = 50  # length of the CMC curve; a smaller gallery shortens it
 CHUNK_BYTES = 2**28  # of the distances that are held at once
-NOBODY = -1
-"""An identity that no triple has: that of a query which is not scored."""
+NOBODY = -1  # an identity that no triple has: that of a query which is not scored
 
 
 class RankedChunk(NamedTuple):
