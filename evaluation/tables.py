@@ -82,7 +82,8 @@ def any_to_any_table(found: AnyToAny) -> str:
     for what, cross in (("all", False), ("the marked, which share no modality", True)):
         mean_ap, first, count = found.mean(cross_modality=cross)
         if count:
-            lines.append(f"mean of {count} cells ({what}): mAP {100 * mean_ap:.1f}, R-1 {100 * first:.1f}")
+            cells_of = f"mean of {count} cell{'s' * (count > 1)} ({what})"
+            lines.append(f"{cells_of}: mAP {100 * mean_ap:.1f}, R-1 {100 * first:.1f}")
     lines.append(f"chance (the whole gallery in random order): mAP {100 * found.chance:.1f}")
     return "\n".join(lines)
 

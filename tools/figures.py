@@ -141,8 +141,13 @@ class TriplePictures:
         return read_triples(self._loader, rows).to(self._device).without(self._missing)
 
     def images(self, batch: ModalBatch) -> PerModality[Tensor]:
-        """The images of a batch before normalisation, each (B, 3, H, W); missing ones are of one colour."""
-        return batch.images.map(lambda images: denormalise(images, *self._normalisation))
+        """The images of a batch before normalisation, each (B, 3, H, W); missing ones are white."""
+
+        def shown(images: Tensor, present: Tensor) -> Tensor:
+            there = present.cpu().view(-1, 1, 1, 1)
+            return torch.where(there, denormalise(images, *self._normalisation), 1.0)
+
+        return PerModality(*map(shown, batch.images, batch.present))
 
     def pictures(self, rows: Sequence[int]) -> np.ndarray:
         """(number of rows, number of modalities, H, W, 3)."""

@@ -78,22 +78,25 @@ def test_lists_show_the_nearest_triples_and_mark_the_positives(
     assert 0 <= query.pictures.min() < query.pictures.max() <= 1
 
 
-def test_missing_modalities_are_of_one_colour(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_modalities_are_white(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[np.ndarray] = []
-    original = figures.draw_maps
+    original, draw_ranks = figures.draw_maps, figures.draw_ranks
+
+    def keep_ranks(rows: list[list[figures.RankCell]], **options: Any) -> Figure:
+        drawn.append(np.stack([cell.pictures for cell in rows[0]])[:, :, None])
+        return draw_ranks(rows, **options)
 
     def keep(maps: Maps, names: list[str], *, width: float) -> Figure:
         drawn.append(maps.pictures)
         return original(maps, names, width=width)
 
     monkeypatch.setattr(figures, "draw_maps", keep)
-    draw(run, tmp_path, "--kind", "selection", "attention", "TEST.MISS", "nt")
-    assert len(drawn) == 2
+    monkeypatch.setattr(figures, "draw_ranks", keep_ranks)
+    draw(run, tmp_path, "TEST.MISS", "nt")
+    assert len(drawn) == 3
     for pictures in drawn:
         assert pictures[:, 0, 0].std() > 0.05
-        assert pictures[:, 1:, 0].std() == 0
+        assert (pictures[:, 1:] == 1).all()
 
 
 def test_the_hardest_queries_come_first(
