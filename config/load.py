@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import logging
+import os
 import re
 import shlex
 import sys
@@ -229,7 +230,8 @@ def _coerce_text(key: str, value: str | float, default: str, source: str) -> str
         raise ConfigError(f"{source}: {key} must be one line of printable text, not {show(value)}")
     # DeMo writes NAMES: ('RGBNT201'), which YAML reads as a text with brackets and quotes.
     quoted = re.fullmatch(r"""\(\s*(?:'([^']*)'|"([^"]*)")\s*,?\s*\)""", value)
-    return (quoted[1] or quoted[2] or "") if quoted else value
+    text = (quoted[1] or quoted[2] or "") if quoted else value
+    return os.path.expanduser(text) if text.startswith("~/") else text  # in a file, no shell does it
 
 
 def _switch(value: Any) -> bool | None:

@@ -102,9 +102,8 @@ def rank_positives(distances: np.ndarray, queries: np.ndarray, items: np.ndarray
             ascending.sort()
             nearer[start:end] = ascending.searchsorted(wanted[start:end])
             not_farther[start:end] = ascending.searchsorted(wanted[start:end], "right")
-    for query in np.unique(queries[not_farther > nearer + 1]):  # another is as near, and the index decides
-        own = slice(bounds[query], bounds[query + 1])
-        nearer[own] = np.flatnonzero(np.isin(np.argsort(distances[query], kind="stable"), items[own]))
+    for tied in np.flatnonzero(not_farther > nearer + 1):  # others are as near, and the index decides
+        nearer[tied] += np.count_nonzero(distances[queries[tied], : items[tied]] == wanted[tied])
     return RankedChunk(distances, items, nearer + 1, bounds)
 
 

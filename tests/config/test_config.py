@@ -366,6 +366,16 @@ def test_only_one_text_in_brackets_is_taken_out_of_them(written: str, meant: str
     assert meant == load_config(None, ["MODEL.NAME", written]).MODEL.NAME
 
 
+def test_a_path_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell expands it too, but not within quotes or in a file."""
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "home.yml"
+    file.write_text("MODEL: {PRETRAIN_PATH_T: ~/weights/ViT-B-16.pt}\nOUTPUT_DIR: runs/~/a\n")
+    cfg = load_config(file, ["DATASETS.ROOT_DIR", "~/data"])
+    assert cfg.MODEL.PRETRAIN_PATH_T == "/home/me/weights/ViT-B-16.pt"
+    assert (cfg.DATASETS.ROOT_DIR, cfg.OUTPUT_DIR) == ("/home/me/data", "runs/~/a")
+
+
 def test_every_key_is_read_somewhere() -> None:
     """A setting that is read, or none: each key occurs as an attribute in code that reads cfg."""
     readers = [*ROOT.glob("*.py"), *ROOT.glob("*/build.py"), ROOT / "modeling/make_model.py"]

@@ -212,6 +212,12 @@ FILES: dict[str, tuple[str, Callable[[], State], str, list[str]]] = {
         ["3 entries of the text tower", *HEAD, *ROPE],
     ),
     "OpenCLIP": ("ViT-B-16", openclip, "clip", ["3 entries of the text tower"]),
+    "OpenCLIP, trained with GELU": (
+        "vit_base_patch16_clip_224",
+        openclip,
+        "clip",
+        ["3 entries of the text tower", "head.weight (classifier)"],
+    ),
     "OpenCLIP, timm's tower": (
         "vit_small_patch16_224",
         openclip_timm,
