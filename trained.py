@@ -75,7 +75,7 @@ def load_trained(
     content = dict(file.content) if isinstance(file.content, Mapping) else {}
     if file.path != Path(checkpoint):
         content["config"] = _read_text(Path(checkpoint) / CONFIG)
-    overrides = [*overrides, "TEST.WEIGHT", str(checkpoint)]
+    overrides = ["TEST.WEIGHT", str(checkpoint), *overrides]
     cfg, differences = _make_config(content, file.path, config_file, overrides)
     data = content.get("data")
     split = _guess_split(file, cfg) if data is None else _read_split(data, file)

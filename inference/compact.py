@@ -91,23 +91,21 @@ def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin, whiten: float
         count += len(part)
         total += part.sum(axis=0)
         products += part.T @ part
-    most = min(len(total), count - 1)
-    if not 1 <= dim <= most:
-        raise UserError(
-            f"--dim is {dim}, but {count} descriptors of {len(total)} numbers give a PCA of at most "
-            f"{max(most, 0)}; choose a smaller one, or learn it from more images"
-        )
+    if count < 2:
+        raise UserError(f"a PCA is learned from 2 descriptors or more, and there are {count}; add images")
     # The directions of the largest variance, largest first; the sign is arbitrary, and fixed here.
     mean = total / count
     covariance = (products - count * np.outer(mean, mean)) / (count - 1)
-    variances, vectors = scipy.linalg.eigh(covariance, subset_by_index=[len(mean) - dim, len(mean) - 1])
+    first = max(0, len(mean) - dim)
+    variances, vectors = scipy.linalg.eigh(covariance, subset_by_index=[first, len(mean) - 1])
     variances, components = variances[::-1], vectors.T[::-1]
-    components *= np.sign(components[np.arange(dim), np.abs(components).argmax(axis=1)])[:, None]
     varying = int((variances > _SMALLEST * variances[0]).sum())
     if varying < dim:
         raise UserError(
-            f"--dim is {dim}, but the descriptors vary in {varying} directions only; choose fewer"
+            f"--dim is {dim}, but {count} descriptors of {len(mean)} numbers vary in {varying} directions; "
+            f"choose {varying} or fewer, or learn the PCA from more images"
         )
+    components *= np.sign(components[np.arange(dim), np.abs(components).argmax(axis=1)])[:, None]
     return Pca(
         mean=mean.astype(np.float32),
         components=components.astype(np.float32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from errors import UserError
+from errors import UserError, on_one_line
 
 NEEDED_FOR = {
     "report": "reports and figures need",
@@ -16,11 +16,11 @@ NEEDED_FOR = {
 
 
 def import_extra(name: str, extra: str = "report") -> Any:
-    """Import a module of an extra; a missing package is an error that says how to install it."""
+    """Import a module of an extra; an error says how to install the package."""
     try:
         return import_module(name)
-    except ImportError:
+    except ImportError as error:
         package = name.partition(".")[0]
-        raise UserError(
-            f'{NEEDED_FOR[extra]} {package}, which is not installed: pip install -e ".[{extra}]"'
-        ) from None
+        is_absent = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == package
+        why = "is not installed" if is_absent else f"cannot be imported ({on_one_line(error)})"
+        raise UserError(f'{NEEDED_FOR[extra]} {package}, which {why}: pip install -e ".[{extra}]"') from None

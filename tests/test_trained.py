@@ -94,6 +94,11 @@ def test_keys_of_other_versions_are_reported_once(
     assert caplog.text.count("settings that this version does not know: FUTURE, NEW") == 1
 
 
+def test_an_override_without_a_value_is_named(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs KEY VALUE pairs, but 'MODEL\.SIE_COE' stands alone"):
+        load_trained(run / "last.pth", ["MODEL.SIE_COE"])
+
+
 @pytest.mark.parametrize("config", [3, "[", "- 1", "MODEL: {SIE_COE: [1]}"])
 def test_a_damaged_configuration_is_named(run: Path, tmp_path: Path, config: Any) -> None:
     path = change(run / "last.pth", tmp_path / "other.pth", config=config)

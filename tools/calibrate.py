@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = calibrate_arguments(argv)
     if not 0 < args.fmr < 1:
         raise UserError(f"--fmr must be above 0 and below 1, not {args.fmr:g}")
+    if args.output.suffix != ".json":  # the figure would replace OUT.png
+        raise UserError(f"{args.output} does not end in .json; name OUT.json")
     check_destination(args.output, replaces=".json")
     if args.figure:
         import_extra("matplotlib")

@@ -144,10 +144,14 @@ def training_features(
             f"--dim learns a PCA on the training split, but {error}; --fit_on learns it on descriptors that "
             "were written before, --pca takes one that was learned before"
         ) from None
-    logger.info("learning a PCA on the %d training triples of the data set", len(records))
     predictor = Predictor.of(
         trained, args.weights, device=device, pattern=args.pattern, batch_size=args.batch_size
     )
+    if args.dim > predictor.dim:  # known before hours of work
+        raise UserError(
+            f"--dim is {args.dim}, but descriptors of this model have {predictor.dim} numbers; choose fewer"
+        )
+    logger.info("learning a PCA on the %d training triples of the data set", len(records))
     with tqdm(total=len(records), desc="learn", unit="triple", leave=False, disable=None) as bar:
         for part in predictor.stream(map(triple_of, records)):
             yield part.features.numpy()

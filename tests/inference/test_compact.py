@@ -49,9 +49,10 @@ def test_parts_and_fewer_numbers_are_the_same() -> None:
 @pytest.mark.parametrize(
     ("count", "dim", "message"),
     [
-        (50, 7, "50 descriptors of 6 numbers give a PCA of at most 6"),
-        (3, 3, "3 descriptors of 6 numbers give a PCA of at most 2"),
-        (50, 5, "the descriptors vary in 4 directions only"),
+        (50, 7, "--dim is 7, but 50 descriptors of 6 numbers vary in 4 directions; choose 4 or fewer, or"),
+        (50, 5, "--dim is 5, but 50 descriptors of 6 numbers vary in 4 directions; choose 4 or fewer, or"),
+        (3, 3, "--dim is 3, but 3 descriptors of 6 numbers vary in 2 directions; choose 2 or fewer, or"),
+        (1, 1, "a PCA is learned from 2 descriptors or more, and there are 1; add images"),
     ],
 )
 def test_too_many_numbers(count: int, dim: int, message: str) -> None:

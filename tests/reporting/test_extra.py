@@ -54,3 +54,15 @@ def test_a_missing_package_is_named_before_the_work(
     with pytest.raises(UserError, match=message):
         main(arguments)
     assert not target.exists()
+
+
+def test_a_package_that_is_there_and_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own reason is given: a library that it lacks, or another file of a name that it imports."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, line, reason in (
+        ("failing_a", "raise ImportError('libx.so: cannot open')", r"libx\.so: cannot open"),
+        ("failing_b", "import absent_module", "No module named 'absent_module'"),
+    ):
+        (tmp_path / f"{name}.py").write_text(line)
+        with pytest.raises(UserError, match=rf"need {name}, which cannot be imported \({reason}\): pip"):
+            import_extra(name)

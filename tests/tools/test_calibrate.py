@@ -203,6 +203,12 @@ def test_mistakes(weights: Path, tmp_path: Path, options: list[str], message: st
     assert not (tmp_path / "out.json").exists()
 
 
+def test_the_figure_does_not_replace_the_thresholds(weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"out\.png does not end in \.json; name OUT\.json"):
+        main([str(weights), str(tmp_path / "out.png"), *RATE, "--figure"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_set_with_other_identities_is_refused(weights: Path, mini_root: Path, tmp_path: Path) -> None:
     """With another number of identities, others would be held out."""
     lines = ["rgb,ni,ti,id,camera,split"]

@@ -260,6 +260,7 @@ def test_short_descriptors(
     [
         (["--shard_size", "0"], "--shard_size must be 1 or more, not 0"),
         (["--dim", "0"], "--dim must be 1 or more, not 0"),
+        (["--dim", "385"], "--dim is 385, but descriptors of this model have 384 numbers; choose fewer"),
         (["--fit_on", "x"], "--fit_on learns a new PCA; add --dim N"),
         (["--whiten", "1"], "--whiten shapes a new PCA; add --dim N"),
         (["--dim", "4", "--fit_on", "x"], r"x is not a folder that tools\.embed has written"),
