@@ -151,7 +151,8 @@ def draw(points: Sequence[SweepPoint]) -> Figure:
         costs = [point.gflops for point in line]
         axes.errorbar(costs, means, yerr=spreads, fmt=style, linewidth=1, label=label, capsize=2)
         for point, mean in zip(line, means, strict=True):
-            axes.annotate(f"{point.keep:g}", (point.gflops, mean), fontsize=6)
+            at, text = (point.gflops, mean), f"{point.keep:g}"
+            axes.annotate(text, at, xytext=(4, 4), textcoords="offset points", fontsize=6)
     axes.set(xlabel="GFLOPs (multiply-adds for one triple)", ylabel="mAP")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=8)
