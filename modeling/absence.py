@@ -25,7 +25,7 @@ class ImageRows(NamedTuple):
 def encode_present(backbone: Backbone, rows: ImageRows) -> EncodedImages:
     """Encode the images that are there in one call; zeros for the others."""
     images, embedding_ids, counts, present = rows
-    if torch.compiler.is_exporting():  # a graph has no branches: it encodes all, and the caller masks
+    if torch.compiler.is_compiling():  # a graph has no branches: it encodes all, and the caller masks
         return backbone(images, embedding_ids, counts)
     chosen = present.flatten().nonzero().squeeze(1)
     if len(chosen) in (0, len(images)):  # without any image there is nothing to leave out
