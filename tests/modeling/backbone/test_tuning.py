@@ -297,7 +297,7 @@ def make_short(name: str) -> tuple[Any, Tensor]:
     "name",
     [
         "vit_small_patch16_dinov3",
-        "vit_tiny_patch16_dinov3_qkvb",
+        "vit_small_patch16_dinov3_qkvb",
         "eva02_base_patch14_224",
         "vit_tiny_patch16_224",
     ],
