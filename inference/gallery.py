@@ -18,6 +18,9 @@ from errors import UserError
 UNKNOWN = -1
 """The identity or camera of an entry that has none."""
 
+NO_PCA = "no-pca"
+"""A part of the name of a model whose descriptors are not shortened."""
+
 QUERIES_AT_ONCE = 256
 SPARE = 16  # candidates beyond k, among which ties are settled
 MOST_CANDIDATES = 16_384  # of a query, as Milvus allows
@@ -361,12 +364,12 @@ def lock_gallery(path: Path) -> IO[bytes]:
 
 
 def check_model(wanted: str, found: str, address: object) -> None:
-    """Refuse a gallery of another model; an empty name is that of any."""
+    """Refuse a gallery of another model; an empty name is that of any. Names are those of `name_model`."""
     if wanted and found and wanted != found:
-        raise UserError(
-            f"the gallery {address} has features of the model {found}, not of {wanted}; take that model, or "
-            "another gallery"
-        )
+        remedy = "take that model, or another gallery"
+        if NO_PCA in wanted and NO_PCA not in found:
+            remedy = "give the PCA that shortened them, with --pca or pca=…"
+        raise UserError(f"the gallery {address} has features of the model {found}, not of {wanted}; {remedy}")
 
 
 def _take(entries: Entries, at: np.ndarray) -> Entries:

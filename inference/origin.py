@@ -14,6 +14,7 @@ from torch import Tensor
 
 from config.schema import KEYS, flatten
 from errors import UserError
+from inference.gallery import NO_PCA
 from trained import Trained
 
 _OF_TEST = ("TEST.NECK_FEAT", "TEST.UNSEEN_CAMERA")
@@ -62,7 +63,7 @@ def name_model(origin: Mapping[str, Any]) -> str:
     `modalities` besides, such as `RGB`, are those of all triples, if they are not all that the model uses.
     """
     settings = hashlib.sha256(json.dumps(origin["settings"], sort_keys=True).encode()).hexdigest()
-    pca = f"pca-{origin['pca'][:8]}" if origin["pca"] else "no-pca"
+    pca = f"pca-{origin['pca'][:8]}" if origin["pca"] else NO_PCA
     name = f"{origin['sha256'][:16]}-pattern-{origin['pattern']}-{pca}-settings-{settings[:8]}"
     return f"{name}-{origin['modalities']}" if origin.get("modalities") else name
 

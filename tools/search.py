@@ -47,7 +47,7 @@ def build(args: argparse.Namespace) -> None:
                     files = arrays["files"].tolist()
                     gallery.add(arrays["features"], ids=arrays["ids"], cameras=arrays["cameras"], files=files)
             gallery.save()
-        logger.info("%s: %d entries from %d shards", args.gallery, len(gallery), len(shards))
+        logger.info("%s: %d entries, from %s", args.gallery, len(gallery), args.embeddings)
 
 
 def query(args: argparse.Namespace) -> None:

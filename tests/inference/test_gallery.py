@@ -177,6 +177,15 @@ def test_a_reopened_gallery_is_the_same(engine: str, saved: bool, open_gallery: 
     assert again.add(FEATURES[:1]).tolist() == [602]
 
 
+def test_a_gallery_of_shortened_descriptors_asks_for_their_pca(tmp_path: Path) -> None:
+    path = tmp_path / "people.gallery"
+    Gallery.open(path, model="abc-pca-1234").close()
+    with pytest.raises(UserError, match=r"not of abc-no-pca; give the PCA that shortened them, with --pca"):
+        Gallery.open(path, model="abc-no-pca")
+    with pytest.raises(UserError, match=r"not of abc-pca-5678; take that model, or another gallery"):
+        Gallery.open(path, model="abc-pca-5678")
+
+
 @pytest.mark.parametrize("name", ["people.gallery", "people.db"])
 def test_a_reopened_gallery_remembers_what_was_removed(name: str, tmp_path: Path) -> None:
     """The rows of removed entries stay theirs, and an emptied gallery is that of its model, and searched."""
