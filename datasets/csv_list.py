@@ -185,5 +185,5 @@ def _find_record_fault(row: ListedTriple, has_cameras: bool) -> str | None:
         return f"{'id' if row.person_id is None else 'camera'} is empty; give a whole number from 0"
     for path in row.paths:
         if path is not None and not os.path.isfile(path):
-            return f"there is no file {on_one_line(path)}"
+            return f"there is no file {on_one_line(path)}; correct the path, or remove the row"
     return None

@@ -110,7 +110,12 @@ def test_a_modality_needs_no_column(tmp_path: Path, mini_root: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "column", "value", "message"),
     [
-        (2, "ti", "c/nowhere.jpg", "list.csv, line 4: there is no file {}/c/nowhere.jpg"),
+        (
+            2,
+            "ti",
+            "c/nowhere.jpg",
+            "list.csv, line 4: there is no file {}/c/nowhere.jpg; correct the path, or remove the row",
+        ),
         (2, "id", "p7", "list.csv, line 4: id is 'p7', not a whole number from 0"),
         (2, "id", "-1", "list.csv, line 4: id is '-1', not a whole number from 0"),
         (2, "id", "", "list.csv, line 4: id is empty; give a whole number from 0"),
