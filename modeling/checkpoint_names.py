@@ -76,6 +76,74 @@ VIT_RULES = (Rule("blocks.{block}.gamma_{number}", "blocks.{block}.ls{number}.ga
 """Names of DeiT III -> timm's; those of timm, ImageNet ViTs, DeiT and DINO stay as they are."""
 
 
+def _transformers_rules(*, gated: bool) -> tuple[Rule, ...]:
+    """Names of CLIP's vision tower, DINOv2, DINOv3 and ViT in the library `transformers` -> timm's.
+
+    Queries, keys and values keep a projection each.
+
+    Args:
+        gated: whether the MLPs of DINOv3 are gated.
+    """
+    # What surrounds the blocks.
+    rules = [
+        Rule("embeddings.class_embedding", "cls_token", lambda t: t.reshape(1, 1, -1)),
+        Rule("embeddings.position_embedding.weight", "pos_embed", lambda t: t.unsqueeze(0)),
+        Rule("embeddings.position_embeddings", "pos_embed"),
+        Rule("embeddings.register_tokens", "reg_token"),
+        Rule("embeddings.patch_embedding.weight", "patch_embed.proj.weight"),
+        Rule("embeddings.patch_embeddings.projection.{entry}", "patch_embed.proj.{entry}"),
+        Rule("embeddings.patch_embeddings.{entry}", "patch_embed.proj.{entry}"),
+        Rule("embeddings.{entry}", "{entry}"),
+        Rule("pre_layrnorm.{entry}", "norm_pre.{entry}"),
+        *(Rule(f"{n}.{{entry}}", "norm.{entry}") for n in ("post_layernorm", "layernorm", "norm")),
+        Rule("visual_projection.weight", "head.weight"),
+        Rule("classifier.{entry}", "head.{entry}"),
+        Rule("pooler.dense.{entry}", "pre_logits.fc.{entry}"),
+    ]
+    # The blocks of CLIP, of DINOv2 and ViT, and of DINOv3.
+    names = {
+        "encoder.layers": {
+            "layer_norm{number}": "norm{number}",
+            "self_attn.out_proj": "attn.proj",
+            "self_attn.{part}": "attn.{part}",
+            "mlp.{layer}": "mlp.{layer}",
+        },
+        "encoder.layer": {
+            "norm{number}": "norm{number}",
+            "layernorm_before": "norm1",
+            "layernorm_after": "norm2",
+            "attention.attention.query": "attn.q_proj",
+            "attention.attention.key": "attn.k_proj",
+            "attention.attention.value": "attn.v_proj",
+            "attention.output.dense": "attn.proj",
+            "mlp.weights_in": "mlp.fc1",
+            "mlp.weights_out": "mlp.fc2",
+            "mlp.{layer}": "mlp.{layer}",
+            "intermediate.dense": "mlp.fc1",
+            "output.dense": "mlp.fc2",
+        },
+        "layer": {
+            "norm{number}": "norm{number}",
+            "attention.o_proj": "attn.proj",
+            "attention.{part}": "attn.{part}",
+            "mlp.gate_proj": "mlp.fc1_g",
+            "mlp.up_proj": "mlp.fc1_x" if gated else "mlp.fc1",
+            "mlp.down_proj": "mlp.fc2",
+        },
+    }
+    for start, parts in names.items():
+        block = f"{start}.{{block}}."
+        rules.append(Rule(block + "layer_scale{number}.lambda1", "blocks.{block}.ls{number}.gamma"))
+        rules += [
+            Rule(f"{block}{n}.{{entry}}", f"blocks.{{block}}.{part}.{{entry}}") for n, part in parts.items()
+        ]
+    return tuple(rules)
+
+
+TRANSFORMERS_RULES = {gated: _transformers_rules(gated=gated) for gated in (False, True)}
+"""By whether the MLPs of DINOv3 are gated."""
+
+
 def _head_rules(theirs: str, ours: str) -> list[Rule]:
     return [
         Rule(f"classifier{theirs}.weight", f"heads.{ours}.classifier.weight"),

@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from errors import UserError
 from modeling.checkpoint_file import WeightsError
-from modeling.checkpoint_names import CLIP_RULES, DINOV2_RULES, DINOV3_RULES, EVA_RULES, VIT_RULES, rename
+from modeling.checkpoint_names import (
+    CLIP_RULES,
+    DINOV2_RULES,
+    DINOV3_RULES,
+    EVA_RULES,
+    TRANSFORMERS_RULES,
+    VIT_RULES,
+    rename,
+)
 
 FROM_TIMM = "timm"
 """What MODEL.PRETRAIN_PATH_T says in place of a file to fetch timm's own."""
@@ -23,7 +31,7 @@ LEFT_OUT = {
     r"(head|head_dist|fc_norm|pre_logits|fc)\..*": "classifier",
     r"mask_token|dist_token|lm_head\..*|local_cls_norm\..*": "of its pre-training",
     r"(.*\.)?rope(_embed)?\.(periods|freqs_cos|freqs_sin)": "computed from the grid",
-    r".*\.bias_mask": "a constant",
+    r".*\.bias_mask|position_ids": "a constant",
 }
 """Entries that a trunk here does not have, and why."""
 
@@ -34,7 +42,10 @@ RULES = {
     "eva": EVA_RULES,
     "vit": VIT_RULES,
 }
-"""By what `identify_trunk` returns."""
+"""By whose names the entries have."""
+
+IN_TRANSFORMERS = re.compile(r"(?P<prefix>(.*\.)?)embeddings\.(cls_token|class_embedding)")
+"""The class token in the library `transformers`."""
 
 
 @dataclass
@@ -50,9 +61,11 @@ def identify_trunk(state: Mapping[str, Tensor]) -> str | None:
     """Whose names the entries of a trunk have.
 
     Returns:
-        `clip` (OpenAI, open_clip), `openclip` (with a tower of timm, or EVA-CLIP), `dinov2`, `dinov3`, `eva`
-        (EVA-02), `vit` (timm, ImageNet, DeiT, DINO), or None.
+        `clip` (OpenAI, open_clip), `openclip` (with a tower of timm, or EVA-CLIP), `transformers` (the
+        library), `dinov2`, `dinov3`, `eva` (EVA-02), `vit` (timm, ImageNet, DeiT, DINO), or None.
     """
+    if any(IN_TRANSFORMERS.fullmatch(name) for name in state):
+        return "transformers"
     if {"conv1.weight", "class_embedding"} <= {name.removeprefix("visual.") for name in state}:
         return "clip"
     if any(re.match(r"visual\.(trunk\.)?patch_embed\.", name) for name in state):
@@ -80,10 +93,13 @@ def to_timm_names(origin: str, state: dict[str, Tensor], vit: nn.Module, *, proj
     file = TrunkFile(state)
     if origin in ("clip", "openclip"):
         origin = _visual_tower(file, origin)
+    elif origin == "transformers":
+        origin = _from_transformers(file)
     # Under the other names.
     is_eva = isinstance(vit, Eva)
     rules = RULES["eva"] if is_eva and origin == "vit" else RULES[origin]
-    file.state, file.unknown = rename(file.state, rules)
+    file.state, unknown = rename(file.state, rules)
+    file.unknown += unknown
     # What is put together otherwise.
     if origin == "dinov3":
         _split_biases(file, vit)
@@ -111,16 +127,57 @@ def _visual_tower(file: TrunkFile, origin: str) -> str:
     return origin if origin == "clip" else identify_trunk(file.state) or "vit"
 
 
+def _from_transformers(file: TrunkFile) -> str:
+    """Bring entries of the library `transformers` near to timm's names; returns whose trunk they are."""
+    # The trunk with its classifier or projection, without the text tower.
+    prefix = next(found["prefix"] for name in file.state if (found := IN_TRANSFORMERS.fullmatch(name)))
+    text = [name for name in file.state if name.startswith("text_") or name == "logit_scale"]
+    state = {n.removeprefix(prefix): tensor for n, tensor in file.state.items() if n not in text}
+    if text:
+        file.dropped.append(f"{len(text)} entries of the text tower")
+    # Under the other names.
+    is_dinov3 = "embeddings.patch_embeddings.weight" in state
+    is_gated = any(".mlp.gate_proj." in name for name in state)
+    file.state, file.unknown = rename(state, TRANSFORMERS_RULES[is_gated])
+    _join_projections(file.state, key_bias=not is_dinov3)
+    return "dinov3" if is_dinov3 else identify_trunk(file.state) or "vit"
+
+
+def _join_projections(state: dict[str, Tensor], *, key_bias: bool) -> None:
+    """Make one projection of those of queries, keys and values, in this order; in part there, they stay.
+
+    Args:
+        state: changed in place.
+        key_bias: whether keys have a bias; if not, zeros take its place.
+    """
+    for name in [name for name in state if re.search(r"\.attn\.q_proj\.(weight|bias)$", name)]:
+        without_key = name.endswith("bias") and not key_bias
+        names = [name.replace("q_proj", f"{part}_proj") for part in ("qv" if without_key else "qkv")]
+        if not state.keys() >= set(names):
+            continue
+        parts = [state.pop(part) for part in names]
+        if len({(part.shape, part.dtype) for part in parts}) > 1:
+            shapes = ", ".join(f"{part} {tuple(t.shape)}" for part, t in zip(names, parts, strict=True))
+            raise WeightsError(
+                f"the file of MODEL.PRETRAIN_PATH_T is damaged: {shapes} should have one shape and type; "
+                "fetch it again"
+            )
+        if without_key:
+            parts.insert(1, torch.zeros_like(parts[0]))
+        state[name.replace("q_proj", "qkv")] = torch.cat([torch.atleast_1d(part) for part in parts])
+
+
 def _split_biases(file: TrunkFile, vit: nn.Module) -> None:
     """DINOv3's biases of queries, keys and values; those of keys are masked, and most trunks have zeros."""
     own = vit.state_dict()
     biases = [n for n, t in file.state.items() if n.endswith(".attn.qkv.bias") and t.dim() == 1]
     for name in biases:
-        query, _, value = file.state.pop(name).tensor_split(3)
+        query, key, value = file.state.pop(name).tensor_split(3)
         start = name.removesuffix("qkv.bias")
         if f"{start}q_bias" in own:
             file.state |= {f"{start}q_bias": query, f"{start}v_bias": value}
-            file.dropped.append(f"{name} (its part for keys, which is masked)")
+            if key.any():  # `transformers` has none
+                file.dropped.append(f"{name} (its part for keys, which is masked)")
         elif query.any() or value.any():
             raise WeightsError(
                 f"{name} is not zero, and this trunk has no biases there; use the MODEL.TRANSFORMER_TYPE of "

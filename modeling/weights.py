@@ -180,7 +180,7 @@ def start_from(model: MultiModalReID, path: str, *, allow_partial: bool = False)
 
 
 def check_start(path: str) -> None:
-    """Refuse a file for `start_from` that does not exist."""
+    """Refuse a file for `start_from` that does not exist, or a folder."""
     if path and path != FROM_TIMM and not (found := _find_path(path)).exists():
         read_content(found, key="MODEL.PRETRAIN_PATH_T")  # which says what to do
 
@@ -191,7 +191,12 @@ def _find_file(model: MultiModalReID, path: str) -> tuple[str, Path]:
 
 
 def _find_path(path: str) -> Path:
-    """Where a weight file is: as named, or in the checkout, which may be elsewhere."""
+    """Where a weight file is: as named, or in the checkout, which may be elsewhere; a folder is refused."""
+    if Path(path).is_dir():
+        example = Path(path, "model.safetensors")
+        raise WeightsError(
+            f"MODEL.PRETRAIN_PATH_T: {path} is a folder; name the file in it, such as {example}"
+        )
     return CHECKOUT / path if not Path(path).exists() and (CHECKOUT / path).is_file() else Path(path)
 
 

@@ -618,6 +618,10 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
         "there or name another; for ViT-B-16 it is CLIP's ViT-B-16.pt from OpenAI's release (see "
         "README.md)",
     ),
+    "a folder in place of pre-trained weights": (
+        lambda scene: scene.train("MODEL.PRETRAIN_PATH_T", str(scene.folder), "DATASETS.ROOT_DIR", "nowhere"),
+        "MODEL.PRETRAIN_PATH_T: … is a folder; name the file in it, such as …/model.safetensors",
+    ),
     "weights without a configuration": (
         lambda scene: test_entry.main(["TEST.WEIGHT", str(scene.save(scene.small_state()))]),
         "…/weights.pth holds no configuration (nor do DeMo's checkpoints and safetensors); add "

@@ -107,6 +107,8 @@ def test_another_trunk_file_or_none_is_refused(
     missing = ("MODEL.PRETRAIN_PATH_T", str(tmp_path / "gone.safetensors"))
     with pytest.raises(WeightsError, match=r"its trunk file .*gone.* does not exist; put it there, or add"):
         embed(alone, batch, *missing)
+    with pytest.raises(WeightsError, match=r"is a folder; name the file in it, such as .*model\.safetensors"):
+        embed(alone, batch, "MODEL.PRETRAIN_PATH_T", str(tmp_path))
     with pytest.raises(WeightsError, match=r"its trunk file .*best\.pth .* is another file"):
         embed(alone, batch, "MODEL.PRETRAIN_PATH_T", str(run / "best.pth"))
     moved = ("MODEL.PRETRAIN_PATH_T", str(TRUNK))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -335,6 +336,206 @@ def test_damaged_entries_are_refused(damaged: str, make: Callable[[], State], tm
     for tensor in (torch.tensor(1.0), torch.ones(1, 2, 3)):
         with pytest.raises(WeightsError, match="does not fit"):
             load(name, {**make(), damaged: tensor}, tmp_path)
+
+
+# Under the names of the library `transformers`
+
+IN_CLIP = {
+    r"^positional_embedding": "text_model.embeddings.position_embedding.weight",
+    r"^ln_final": "text_model.final_layer_norm",
+    r"^visual\.proj": "visual_projection.weight",
+    r"^visual\.": "vision_model.",
+    "class_embedding": "embeddings.class_embedding",
+    r"model\.positional_embedding": "model.embeddings.position_embedding.weight",
+    "conv1": "embeddings.patch_embedding",
+    "ln_pre": "pre_layrnorm",
+    "ln_post": "post_layernorm",
+    r"transformer\.resblocks": "encoder.layers",
+    r"ln_(\d)": r"layer_norm\1",
+    "attn.in_proj_": "self_attn.qkv_proj.",
+    "attn.out_proj": "self_attn.out_proj",
+    "c_fc": "fc1",
+    "c_proj": "fc2",
+}
+IN_DINOV2 = {
+    "^(cls_token|mask_token|register_tokens)": r"embeddings.\1",
+    "^pos_embed": "embeddings.position_embeddings",
+    r"^patch_embed\.proj": "embeddings.patch_embeddings.projection",
+    "^norm": "layernorm",
+    "^blocks": "encoder.layer",
+    r"ls(\d)\.gamma": r"layer_scale\1.lambda1",
+    r"attn\.qkv": "attention.attention.qkv",
+    r"attn\.proj": "attention.output.dense",
+}
+IN_VIT = {
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    r"mlp\.fc1": "intermediate.dense",
+    r"mlp\.fc2": "output.dense",
+    **IN_DINOV2,
+    r"^(?=embeddings|encoder|layernorm\.)": "vit.",
+    "^head": "classifier",
+}
+IN_DINOV3 = {
+    "^(cls_token|mask_token)": r"embeddings.\1",
+    "^storage_tokens": "embeddings.register_tokens",
+    r"^patch_embed\.proj": "embeddings.patch_embeddings",
+    "^blocks": "layer",
+    r"ls(\d)\.gamma": r"layer_scale\1.lambda1",
+    r"attn\.qkv": "attention.qkv_proj",
+    r"attn\.proj": "attention.o_proj",
+    r"mlp\.w1": "mlp.gate_proj",
+    r"mlp\.(fc1|w2)": "mlp.up_proj",
+    r"mlp\.(fc2|w3)": "mlp.down_proj",
+}
+"""Patterns of the authors' names, and what `transformers` has in their place, one after the other."""
+
+
+def in_transformers(state: State, names: dict[str, str]) -> State:
+    """The entries of a file of the authors as a file of `transformers` holds them."""
+    renamed: State = {}
+    for name, tensor in state.items():
+        for pattern, theirs in names.items():
+            name = re.sub(pattern, theirs, name)
+        if "qkv" not in name:
+            renamed[name] = tensor
+            continue
+        parts = ("query", "key", "value") if names in (IN_DINOV2, IN_VIT) else "qkv"
+        for part, third in zip(parts, tensor.chunk(3), strict=True):
+            renamed[name.replace("qkv", part)] = third.contiguous()
+    if names is IN_DINOV3:  # no biases of keys, no constants
+        no_place = ("k_proj.bias", "bias_mask", "periods")
+        return {name: tensor for name, tensor in renamed.items() if not name.endswith(no_place)}
+    if names is IN_CLIP:
+        renamed["visual_projection.weight"] = renamed["visual_projection.weight"].T.contiguous()
+        # Files of 2021 hold these as well.
+        renamed |= {f"{n}_model.embeddings.position_ids": torch.arange(197)[None] for n in ("text", "vision")}
+    return renamed
+
+
+def dinov3_gated() -> State:
+    state = dinov3()
+    for start in per_block("mlp."):
+        for kind in ("weight", "bias"):
+            fc1, fc2 = (state.pop(f"{start}{layer}.{kind}") for layer in ("fc1", "fc2"))
+            state |= {f"{start}w1.{kind}": fc1, f"{start}w2.{kind}": fc1 + 1, f"{start}w3.{kind}": fc2}
+    return state
+
+
+def vit() -> State:
+    return filled({**trunk(384, 16, 197), **plain_blocks(384), **linear("head", 1000, 384)})
+
+
+TOWER = ["4 entries of the text tower", "position_ids (a constant)"]
+ZEROS = per_block("attn.qkv.bias (zeros)")
+
+# By what it is: the trunk, the file of its authors, the names in `transformers`, what is left out of it.
+IN_TRANSFORMERS: dict[str, tuple[str, Callable[[], State], dict[str, str], list[str]]] = {
+    "CLIP": ("ViT-B-16", openclip, IN_CLIP, TOWER),
+    "CLIP, trained with GELU": (
+        "vit_base_patch16_clip_224",
+        openclip,
+        IN_CLIP,
+        [*TOWER, "head.weight (classifier)"],
+    ),
+    "DINOv2": ("vit_small_patch14_dinov2", dinov2, IN_DINOV2, [PRETRAINING]),
+    "DINOv2 with registers": (
+        "vit_small_patch14_reg4_dinov2",
+        lambda: dinov2(4),
+        IN_DINOV2,
+        [PRETRAINING],
+    ),
+    "DINOv3": ("vit_small_patch16_dinov3", dinov3, IN_DINOV3, [PRETRAINING, *ZEROS]),
+    "DINOv3 with biases": (
+        "vit_small_patch16_dinov3_qkvb",
+        lambda: dinov3(1.0),
+        IN_DINOV3,
+        [PRETRAINING],
+    ),
+    "DINOv3, gated": ("vit_small_plus_patch16_dinov3", dinov3_gated, IN_DINOV3, [PRETRAINING, *ZEROS]),
+    "ViT": ("vit_small_patch16_224", vit, IN_VIT, HEAD),
+}
+
+
+@pytest.mark.parametrize(("name", "make", "names", "dropped"), IN_TRANSFORMERS.values(), ids=IN_TRANSFORMERS)
+def test_a_file_of_transformers_gives_the_trunk_of_its_authors(
+    name: str, make: Callable[[], State], names: dict[str, str], dropped: list[str], tmp_path: Path
+) -> None:
+    expected = load(name, make(), tmp_path)[0].backbone.vit.state_dict()
+    model, path = build(name), tmp_path / "model.safetensors"
+    save_file(in_transformers(make(), names), str(path))
+    assert read_any(path)[0] == "transformers"
+    report = load_pretrained(model, path)
+    assert sorted(report.dropped) == sorted(dropped)
+    assert not report.missing + report.unexpected
+    for entry, tensor in model.backbone.vit.state_dict().items():
+        assert torch.equal(tensor, expected[entry]), entry
+
+
+def test_queries_keys_and_values_are_joined_in_this_order(tmp_path: Path) -> None:
+    """And the class token of DINOv2 with registers gets its position."""
+    state = in_transformers(dinov2(4), IN_DINOV2)
+    for number, part in enumerate(("query", "key", "value")):
+        for kind in ("weight", "bias"):
+            state[f"encoder.layer.1.attention.attention.{part}.{kind}"].fill_(number)
+    state["embeddings.cls_token"].fill_(3.0)
+    state["embeddings.position_embeddings"].fill_(4.0)
+    own = load("vit_small_patch14_reg4_dinov2", state, tmp_path)[0].backbone.vit.state_dict()
+    for kind in ("weight", "bias"):
+        thirds = own[f"blocks.1.attn.qkv.{kind}"].view(3, 384, -1)
+        assert [third.unique().tolist() for third in thirds] == [[0.0], [1.0], [2.0]]
+    assert own["cls_token"].unique().tolist() == [7.0]
+
+
+LAYER = "encoder.layer.0.attention.attention."
+
+
+@pytest.mark.parametrize(
+    ("names", "change", "message"),
+    [
+        (
+            IN_DINOV2,
+            {f"{LAYER}key.bias": None},
+            r"1 entries are missing \(blocks\.0\.attn\.qkv\.bias\), 2 are",
+        ),
+        (IN_DINOV2, {f"{LAYER}query.weight": None}, r"missing \(blocks\.0\.attn\.qkv\.weight\), 2 are unexp"),
+        (
+            IN_DINOV2,
+            {f"{LAYER}key.bias": torch.ones(383)},
+            r"attn\.k_proj\.bias \(383,\), .* should have one shape and type; fetch it again",
+        ),
+        (
+            IN_DINOV2,
+            {f"{LAYER}key.bias": torch.ones(384, dtype=torch.int64)},
+            "should have one shape and type",
+        ),
+        (
+            IN_DINOV2,
+            {"layernorm.weight": torch.ones(5)},
+            r"norm\.weight has shape \(5,\), the model needs \(384,",
+        ),
+        (
+            IN_DINOV2,
+            {f"{LAYER}{part}.bias": torch.tensor(1.0) for part in ("query", "key", "value")},
+            r"qkv\.bias has shape \(3,\), the model needs \(1152,\)",
+        ),
+        (IN_DINOV2, {"decoder.0.weight": torch.ones(5)}, r"1 are unexpected \(decoder\.0\.weight\)"),
+        (
+            IN_DINOV3,
+            {"layer.0.attention.k_proj.bias": torch.ones(384)},
+            r"unexpected \(blocks.*k_proj\.bias\)",
+        ),
+        (IN_DINOV3, {"layer.0.attention.v_proj.bias": torch.ones(384)}, "is not zero.* ends in _qkvb"),
+    ],
+)
+def test_entries_of_transformers_that_do_not_fit_are_refused(
+    names: dict[str, str], change: dict[str, Tensor | None], message: str, tmp_path: Path
+) -> None:
+    is_dinov2 = names is IN_DINOV2
+    state = in_transformers(dinov2() if is_dinov2 else dinov3(), names)
+    changed = {name: tensor for name, tensor in {**state, **change}.items() if tensor is not None}
+    with pytest.raises(WeightsError, match=message):
+        load("vit_small_patch14_dinov2" if is_dinov2 else "vit_small_patch16_dinov3", changed, tmp_path)
 
 
 # Fetched by timm
