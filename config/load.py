@@ -187,7 +187,8 @@ def _nearest(key: str) -> str:
     matches += [by_name[name] for name in difflib.get_close_matches(last, list(by_name), n=3, cutoff=0.6)]
     if not matches:
         return f"the sections are {', '.join(SECTIONS)}, and docs/configuration.md lists their keys"
-    return f"did you mean {' or '.join(list(dict.fromkeys(matches))[:3])}?"
+    own = "" if last in by_name else ", or does a script of yours register it (docs/extending.md)"
+    return f"did you mean {' or '.join(list(dict.fromkeys(matches))[:3])}{own}?"
 
 
 def _coerce(key: str, value: Any, default: Any, source: str) -> Any:

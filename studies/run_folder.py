@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -146,12 +147,20 @@ def finished_runs(study: Path, variants: Sequence[str] | None) -> dict[str, list
         if not runs.get(name):
             raise UserError(f"{study / name} holds no finished runs; name a folder that `studies run` made")
         for folder in runs[name]:
-            if (program := read_record(folder).get("program", TRAINER)) != TRAINER:
+            program = read_record(folder).get("program", TRAINER)
+            if program != TRAINER and not _is_imported(Path(program)):
                 raise UserError(
-                    f"{folder} was trained by {program}, whose patches an evaluation alone does not have; "
-                    "name other --variants"
+                    f"{folder} was trained by {program}, and what that registers or patches is not here; "
+                    "import it before the command (docs/extending.md), or name other --variants"
                 )
     return runs
+
+
+def _is_imported(program: Path) -> bool:
+    """Whether this process has imported the program as a module."""
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    same_name = [Path(file) for file in files if file and Path(file).name == program.name]
+    return program.resolve() in [file.resolve() for file in same_name]
 
 
 def read_metrics(folder: Path) -> dict[str, Any] | None:

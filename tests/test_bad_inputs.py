@@ -358,6 +358,11 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
         _config("MODEL.BASE_LR", "0.1"),
         "command line: unknown key 'MODEL.BASE_LR'; did you mean SOLVER.BASE_LR or SOLVER.BACKBONE_LR?",
     ),
+    "a key of a method that no script has registered": (
+        _config("MODEL.CROSS_HEADS", "2"),
+        "command line: unknown key 'MODEL.CROSS_HEADS'; did you mean MODEL.HEAD, or does a script of yours "
+        "register it (docs/extending.md)?",
+    ),
     "a key without its value": (
         _config("MODEL.HEAD"),
         "the command line needs KEY VALUE pairs, but 'MODEL.HEAD' stands alone",

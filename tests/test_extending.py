@@ -92,6 +92,15 @@ def test_the_report_has_the_patterns_of_the_branch(gated: Path, runs: dict[int, 
     assert '"original + fused"' in summary
 
 
+def test_a_study_trains_the_branch_once_its_script_is_imported(gated: Path) -> None:
+    study = f"base: {BASELINE}\nseeds: [1]\nvariants: {{gated: {{program: gated.py, MODEL.GATED: True}}}}\n"
+    (gated.parent / "study.yml").write_text(study)
+    program = "import gated, sys, studies.__main__ as studies; studies.main(sys.argv[1:])"
+    listed = run("-c", program, "run", "study.yml", "--dry_run", folder=gated.parent)
+    assert "python gated.py --overwrite" in listed
+    assert "MODEL.GATED True" in listed
+
+
 def test_what_is_registered_twice_or_in_no_section_is_refused() -> None:
     from config import register_key
     from modeling.make_model import register_branch

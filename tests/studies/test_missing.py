@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -13,6 +15,7 @@ from conftest import SMALL_MODEL
 from errors import UserError
 from studies.__main__ import main
 from studies.missing import read_matrix, table
+from studies.run_folder import finished_runs
 
 
 def test_runs_are_evaluated_once(
@@ -84,5 +87,19 @@ def test_a_run_of_a_patched_trainer_is_refused(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "metrics.json").write_text(json.dumps({"epochs": [], "summary": {}}))
     (run / "study.json").write_text(json.dumps({"program": "studies/controls/own_only.py"}))
-    with pytest.raises(UserError, match=r"seed_1 was trained by .*own_only\.py, whose patches"):
+    with pytest.raises(UserError, match=r"seed_1 was trained by .*own_only\.py, and what that registers"):
         main(["missing", str(tmp_path)])
+
+
+def test_a_run_of_a_program_that_is_imported_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "study" / "gated" / "seed_1"
+    run.mkdir(parents=True)
+    (run / "metrics.json").write_text(json.dumps({"epochs": [], "summary": {}}))
+    (run / "study.json").write_text(json.dumps({"program": "own_branch.py"}))
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType("own_branch")
+    module.__file__ = str(tmp_path / "own_branch.py")
+    monkeypatch.setitem(sys.modules, "own_branch", module)
+    assert finished_runs(tmp_path / "study", None) == {"gated": [run]}
