@@ -115,7 +115,8 @@ class ReportWriter:
             The page to open.
         """
         # The ranked lists.
-        for condition, result in tqdm(results.items(), desc="report", unit="condition", leave=False):
+        bar = tqdm(results.items(), desc="report", unit="condition", leave=False, disable=None)
+        for condition, result in bar:
             for pattern, lists in result.rank_lists(LIST_LENGTH).items():
                 content = ranking_data(result.ranking[pattern], lists)
                 self._folder.write_data(f"ranking_{condition}_{pattern}", content)
@@ -154,7 +155,8 @@ class ReportWriter:
         """Write the ranked lists of each different cell; returns what the page shows of the matrix."""
         content = any_to_any_data(matrix)
         files = {cell.get("ranking") for cell in content["cells"]}
-        for sides, metrics in tqdm(matrix.cells.items(), desc="report", unit="cell", leave=False):
+        bar = tqdm(matrix.cells.items(), desc="report", unit="cell", leave=False, disable=None)
+        for sides, metrics in bar:
             if metrics is not None and (name := cell_id(*sides)) in files:
                 lists = matrix.rank_lists(*sides, LIST_LENGTH)
                 self._folder.write_data(f"ranking_any_{name}", ranking_data(metrics, lists))

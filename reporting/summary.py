@@ -150,7 +150,7 @@ def ranking_data(metrics: RankingMetrics, lists: RankLists) -> dict[str, Any]:
 def feature_maps(result: EvaluationResult) -> dict[str, Any]:
     """By return pattern, one point per test triple."""
     maps = {}
-    for pattern in tqdm(result.ranking, desc="feature maps", unit="map", leave=False):
+    for pattern in tqdm(result.ranking, desc="feature maps", unit="map", leave=False, disable=None):
         points = np.round(embed_in_plane(result.samples.compared_features(pattern)), 4)
         maps[str(pattern)] = {"x": points[:, 0].tolist(), "y": points[:, 1].tolist()}
     return maps

@@ -156,6 +156,17 @@ def test_entry_points_are_wiring_only(name: str) -> None:
     assert (functions[0].end_lineno or 0) - functions[0].lineno < 60
 
 
+def test_progress_bars_are_hidden_where_there_is_no_terminal() -> None:
+    bars = [
+        (path, keywords)
+        for path in PROGRAM
+        for name, keywords, _ in calls_in(path.read_text())
+        if name == "tqdm.tqdm"
+    ]
+    assert len(bars) > 5
+    assert [path for path, keywords in bars if "disable" not in keywords] == []
+
+
 def test_only_the_builders_read_the_configuration() -> None:
     allowed = {"make_model.py", "build.py"}
     for package in PACKAGES:
