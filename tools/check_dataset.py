@@ -1,7 +1,8 @@
 """Look for broken files in a data set: `python -m tools.check_dataset --config_file F [KEY VALUE …]`.
 
-Opens every image and mask of the data set that the configuration names and says what is wrong, also where
-training would refuse the folder; the file of --json lists all of it. Status 0: nothing is wrong; 1: something
+Counts the identities, triples and cameras of each split of the data set that the configuration names, opens
+every image and mask, and says what is wrong, also where training would refuse the folder; the file of --json
+lists all of it. Status 0: nothing is wrong; 1: something
 is; 2: a user error.
 """
 
@@ -24,7 +25,9 @@ from config import load_config
 from config.schema import patch_size
 from datasets.build import scan_data
 from datasets.check import PROBLEM_KINDS, check_file, count_pixel_formats, files_of, find_dark, find_problems
+from datasets.dataset import Splits
 from datasets.layout import PROBLEMS_SHOWN
+from datasets.sources import SOURCES
 from engine.command import run_command
 from engine.files import check_destination, save_json
 from engine.runtime import setup_log
@@ -43,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     cfg = load_config(args.config_file, args.overrides)
     setup_log()
     scan = scan_data(cfg)
+    place = cfg.DATASETS.CSV if SOURCES[cfg.DATASETS.NAMES].is_list else scan.folder
+    splits = Splits(scan.train, scan.query, scan.gallery)
+    logger.info("data set %s in %s\n%s", cfg.DATASETS.NAMES, place, splits.describe())
     paths = files_of(scan)
     # Threads suffice: reading, hashing and decoding release the interpreter lock.
     with ThreadPoolExecutor(args.workers) as pool:
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if turned:
         logger.info("%6d file(s) with an EXIF flag, turned upright when they are read", turned)
     totals = (len(checked), len(scan.records), len(problems))
-    logger.info("%s: %d files of %d triples opened, problems: %d", scan.folder, *totals)
+    logger.info("%d files of %d triples opened, problems: %d", *totals)
     if args.json is not None:
         content = {
             "folder": str(scan.folder),

@@ -36,6 +36,25 @@ def test_a_clean_data_set_ends_with_status_0(root: Path, caplog: pytest.LogCaptu
     assert "192 files of 48 triples opened, problems: 0" in caplog.text
 
 
+def test_the_splits_are_counted(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(root)
+    for split, folder in (("train", "train_171"), ("query", "test"), ("gallery", "test")):
+        names = [path.name for path in (root / "RGBNT201" / folder / "RGB").iterdir()]
+        counts = len({name[:6] for name in names}), len(names), len({name[7:11] for name in names})
+        assert [split, *map(str, counts)] in [line.split() for line in caplog.text.splitlines()]
+
+
+def test_a_csv_file_is_named(root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = ["rgb,id,camera,split"]
+    for folder, split in (("train_171", "train"), ("test", "test")):
+        for path in sorted((root / "RGBNT201" / folder / "RGB").iterdir()):
+            lines.append(f"{path},{int(path.name[:6])},{path.name[10]},{split}")
+    listed = tmp_path / "mine.csv"
+    listed.write_text("\n".join(lines))
+    check(["--config_file", str(SMALL_MODEL), "DATASETS.NAMES", "CSV", "DATASETS.CSV", str(listed)])
+    assert f"data set CSV in {listed}" in caplog.text
+
+
 def test_pixel_formats_and_turned_files_are_counted(
     root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
