@@ -33,7 +33,7 @@ REMEDIES = {
     "TEST.WEIGHT": "name a checkpoint of a run, such as runs/…/best.pth",
     "MODEL.PRETRAIN_PATH_T": (
         "put the file there or name another; for ViT-B-16 it is CLIP's ViT-B-16.pt from OpenAI's release "
-        "(see README.md)"
+        "(its address is in docs/data.md)"
     ),
 }
 """By the setting that names a weight file, what to do if it does not exist."""

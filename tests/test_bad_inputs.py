@@ -620,8 +620,8 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
     "pre-trained weights that do not exist": (
         _config("MODEL.PRETRAIN_PATH_T", "pretrained/ViT-B-16.pt"),
         "MODEL.PRETRAIN_PATH_T: weight file pretrained/ViT-B-16.pt does not exist; put the file "
-        "there or name another; for ViT-B-16 it is CLIP's ViT-B-16.pt from OpenAI's release (see "
-        "README.md)",
+        "there or name another; for ViT-B-16 it is CLIP's ViT-B-16.pt from OpenAI's release (its "
+        "address is in docs/data.md)",
     ),
     "a folder in place of pre-trained weights": (
         lambda scene: scene.train("MODEL.PRETRAIN_PATH_T", str(scene.folder), "DATASETS.ROOT_DIR", "nowhere"),
