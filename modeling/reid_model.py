@@ -204,7 +204,7 @@ class MultiModalReID(nn.Module):
         """
         ids, sample_ids = self._embedding_ids(batch).unique(return_inverse=True)
         images = torch.zeros_like(batch.images.rgb)
-        times = len(Modality) if self.backbone.by_modality else 1
+        times = len(Modality) if self.backbone.tells_modalities_apart else 1
         blank = images[: len(ids)].repeat(times, 1, 1, 1)
         encoded = self.backbone(blank, ids.repeat(times), counts=[len(ids)] * times)
 

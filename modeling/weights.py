@@ -364,10 +364,13 @@ def _fill(
     if (missing or report.unexpected) and not allow_partial:
         own_branch = any(name.startswith("branches.") for name in report.unexpected)
         script = ", or the script that registers its branch (docs/extending.md)" if own_branch else ""
+        faults = {"missing": missing, "unexpected": report.unexpected}
+        listed = ", ".join(
+            f"{kind}: {len(rest)} ({shorten(rest, 3)})" for kind, rest in faults.items() if rest
+        )
         raise WeightsError(
-            f"{misfit}: {len(missing)} entries are missing ({shorten(missing, 3) or 'none'}), "
-            f"{len(report.unexpected)} are unexpected ({shorten(report.unexpected, 3) or 'none'}); use the "
-            f"configuration it was trained with{script}, or add --allow_partial to load what fits"
+            f"{misfit}: entries {listed}; use the configuration it was trained with{script}, or add "
+            "--allow_partial to load what fits"
         )
     module.load_state_dict(accepted, strict=False)
     logger.info("weights from %s: %s", path, report.summary())

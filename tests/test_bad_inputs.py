@@ -693,16 +693,14 @@ CASES: dict[str, tuple[Callable[[Scene], object], str]] = {
         lambda scene: scene.test(
             scene.save({n: t for n, t in scene.small_state().items() if "sdtps" not in n})
         ),
-        "…/weights.pth does not fit this configuration: 38 entries are missing "
-        "(branches.sdtps.select.selectors.0.score_predictor.0.weight, … and 35 more), 0 are "
-        "unexpected (none); use the configuration it was trained with, or add --allow_partial to "
-        "load what fits",
+        "…/weights.pth does not fit this configuration: entries missing: 38 "
+        "(branches.sdtps.select.selectors.0.score_predictor.0.weight, … and 35 more); use the "
+        "configuration it was trained with, or add --allow_partial to load what fits",
     ),
     "weights with entries too many": (
         lambda scene: scene.test(scene.save({**scene.small_state(), "backbone.vit.extra": torch.ones(2)})),
-        "…/weights.pth does not fit this configuration: 0 entries are missing (none), 1 are "
-        "unexpected (backbone.vit.extra); use the configuration it was trained with, or add "
-        "--allow_partial to load what fits",
+        "…/weights.pth does not fit this configuration: entries unexpected: 1 (backbone.vit.extra); "
+        "use the configuration it was trained with, or add --allow_partial to load what fits",
     ),
     "two ways to say what is missing": (
         lambda scene: scene.test(scene.save(scene.small_state()), "--missing", "all", "TEST.MISS", "r"),

@@ -132,9 +132,9 @@ class Backbone(nn.Module):
         self.tuning = tune_trunk(self.vit, kind, **options)
 
     @property
-    def by_modality(self) -> bool:
+    def tells_modalities_apart(self) -> bool:
         """Whether each modality has adapters of its own, so that equal images of two modalities differ."""
-        return self.tuning is not None and self.tuning.by_modality
+        return self.tuning is not None and self.tuning.tells_modalities_apart
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -162,7 +162,7 @@ class Backbone(nn.Module):
             images: (B, 3, H, W).
             embedding_ids: row of the camera embedding for each image, (B,); ignored without one. In
                 evaluation a row beyond the table stands for a camera that training never saw.
-            counts: how many of the images are of each modality; read if `by_modality`.
+            counts: how many of the images are of each modality; read if `tells_modalities_apart`.
         """
         if self.tuning is not None:
             self.tuning.set_counts(counts)

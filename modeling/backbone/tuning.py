@@ -102,7 +102,7 @@ class Tuning(nn.ModuleList):
     """What learns beside a frozen trunk: an adapter or LoRA for each block, in their order."""
 
     @property
-    def by_modality(self) -> bool:
+    def tells_modalities_apart(self) -> bool:
         """Whether each modality has its own."""
         return any(isinstance(module, Beside) and len(module) > 1 for module in self.modules())
 

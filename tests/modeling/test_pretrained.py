@@ -496,9 +496,9 @@ LAYER = "encoder.layer.0.attention.attention."
         (
             IN_DINOV2,
             {f"{LAYER}key.bias": None},
-            r"1 entries are missing \(blocks\.0\.attn\.qkv\.bias\), 2 are",
+            r"entries missing: 1 \(blocks\.0\.attn\.qkv\.bias\), unexpected: 2 \(",
         ),
-        (IN_DINOV2, {f"{LAYER}query.weight": None}, r"missing \(blocks\.0\.attn\.qkv\.weight\), 2 are unexp"),
+        (IN_DINOV2, {f"{LAYER}query.weight": None}, r"missing: 1 \(blocks\.0\.attn\.qkv\.weight\), unexpected: 2"),
         (
             IN_DINOV2,
             {f"{LAYER}key.bias": torch.ones(383)},
@@ -519,11 +519,11 @@ LAYER = "encoder.layer.0.attention.attention."
             {f"{LAYER}{part}.bias": torch.tensor(1.0) for part in ("query", "key", "value")},
             r"qkv\.bias has shape \(3,\), the model needs \(1152,\)",
         ),
-        (IN_DINOV2, {"decoder.0.weight": torch.ones(5)}, r"1 are unexpected \(decoder\.0\.weight\)"),
+        (IN_DINOV2, {"decoder.0.weight": torch.ones(5)}, r"entries unexpected: 1 \(decoder\.0\.weight\)"),
         (
             IN_DINOV3,
             {"layer.0.attention.k_proj.bias": torch.ones(384)},
-            r"unexpected \(blocks.*k_proj\.bias\)",
+            r"unexpected: \d+ \(blocks.*k_proj\.bias\)",
         ),
         (IN_DINOV3, {"layer.0.attention.v_proj.bias": torch.ones(384)}, "is not zero.* ends in _qkvb"),
     ],
