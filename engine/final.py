@@ -104,7 +104,8 @@ def write_metrics(
         for name, scores in summary.items()
         if name != LAST_EPOCH
     }
-    table = f"{result_table(last, others)}\n{BEST_ON[split]}: epoch {best['epoch']}, {how}"
+    name = f"{BEST_ON[split]} (feature {max(last.ranking)})"
+    table = f"{result_table(last, others)}\n{name}: epoch {best['epoch']}, {how}"
     logger.info("%s, all files in %s\n%s", LAST_EPOCH, trainer.folder, table)
 
 

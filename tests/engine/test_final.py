@@ -130,7 +130,7 @@ def test_the_summary_and_the_log_say_which_number_is_which(
         "validation": "chosen by 40.0 mAP on the identities that DATASETS.VAL_IDS holds out",
         "test": "chosen by this very score (DeMo's habit)",
     }[split]
-    assert f"best on {split}: epoch 2, {reason}" in caplog.text
+    assert f"best on {split} (feature 1): epoch 2, {reason}" in caplog.text
     assert f"epoch 1: {split} mAP 10.0" in caplog.text
     assert describe_choice(open_checkpoint(tmp_path / "best.pth")) == f"epoch 2, best on {split}"
     last_choice = describe_choice(open_checkpoint(tmp_path / "last.pth"))

@@ -498,7 +498,11 @@ LAYER = "encoder.layer.0.attention.attention."
             {f"{LAYER}key.bias": None},
             r"entries missing: 1 \(blocks\.0\.attn\.qkv\.bias\), unexpected: 2 \(",
         ),
-        (IN_DINOV2, {f"{LAYER}query.weight": None}, r"missing: 1 \(blocks\.0\.attn\.qkv\.weight\), unexpected: 2"),
+        (
+            IN_DINOV2,
+            {f"{LAYER}query.weight": None},
+            r"missing: 1 \(blocks\.0\.attn\.qkv\.weight\), unexpected: 2",
+        ),
         (
             IN_DINOV2,
             {f"{LAYER}key.bias": torch.ones(383)},
