@@ -296,7 +296,7 @@ def test_two_processes_train_the_same_model(al: str, make_batch: MakeBatch, tmp_
         for ours, theirs in zip(found["losses"], one["losses"], strict=True):
             torch.testing.assert_close(ours, theirs)
         torch.testing.assert_close(found["model"], one["model"])
-    assert one["losses"][0]["editor/ocfr"] > 0
+    assert min(step["editor/ocfr"] for step in one["losses"]) > 0
     assert one["model"]["branches.editor.ni_centers"].any(dim=1).tolist() == [True, True, True, False, False]
 
 
