@@ -171,6 +171,11 @@ def attention_maps(
     )
 
 
+def whiten_absent(images: Tensor, present: Tensor) -> Tensor:
+    """Images on the CPU, (B, 3, H, W), with white in place of those that are not `present`, (B,) booleans."""
+    return torch.where(present.cpu().view(-1, 1, 1, 1), images, 1.0)
+
+
 def without_absent(maps: Maps, present: PerModality[Tensor]) -> Maps:
     """The maps with white in place of images that are not there; `present` has (T,) booleans of each."""
     there = torch.stack([present.of(m).cpu() for m in maps.modalities], dim=1).numpy()  # (T, M)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from reporting.pictures import denormalise, veil_discarded
+from reporting.pictures import denormalise, veil_discarded, whiten_absent
 from structures import ModalBatch, Modality, ModelOutput, Selection
 
 PICTURE_NAME = "selection/kept_patches"
@@ -59,8 +59,7 @@ class SelectionWatch:
         rows = []
         for modality in (m for m in Modality if self._batch.present.of(m).any()):
             images = veil_discarded(self._images.of(modality), selection.masks.of(modality), selection.grid)
-            there = self._batch.present.of(modality).cpu().view(-1, 1, 1, 1)
-            images = torch.where(there, images, 1.0)
+            images = whiten_absent(images, self._batch.present.of(modality))
             shrink = -(-images.shape[-2] // MAX_HEIGHT)
             images = F.avg_pool2d(images, shrink) if shrink > 1 else images
             images = F.pad(images, (0, GAP, 0, GAP), value=1.0)

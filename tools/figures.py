@@ -35,7 +35,14 @@ from evaluation.build import find_conditions, make_evaluate
 from modeling.backbone.attention import attention_rollout
 from reporting.extra import import_extra
 from reporting.figures import ENDINGS, RankCell, draw_maps, draw_ranks, figure_files
-from reporting.pictures import Maps, attention_maps, denormalise, selection_maps, without_absent
+from reporting.pictures import (
+    Maps,
+    attention_maps,
+    denormalise,
+    selection_maps,
+    whiten_absent,
+    without_absent,
+)
 from reporting.watch import read_triples, spread_evenly
 from structures import MISSING_CONDITIONS, ImageRecord, ModalBatch, PerModality
 from trained import find_weights, load_trained
@@ -142,12 +149,8 @@ class TriplePictures:
 
     def images(self, batch: ModalBatch) -> PerModality[Tensor]:
         """The images of a batch before normalisation, each (B, 3, H, W); missing ones are white."""
-
-        def shown(images: Tensor, present: Tensor) -> Tensor:
-            there = present.cpu().view(-1, 1, 1, 1)
-            return torch.where(there, denormalise(images, *self._normalisation), 1.0)
-
-        return PerModality(*map(shown, batch.images, batch.present))
+        shown = batch.images.map(lambda images: denormalise(images, *self._normalisation))
+        return PerModality(*map(whiten_absent, shown, batch.present))
 
     def pictures(self, rows: Sequence[int]) -> np.ndarray:
         """(number of rows, number of modalities, H, W, 3)."""
