@@ -93,7 +93,7 @@ def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin, whiten: float
         products += part.T @ part
     if count < 2:
         raise UserError(f"a PCA is learned from 2 descriptors or more, and there are {count}; add images")
-    # The directions of the largest variance, largest first; the sign is arbitrary, and fixed here.
+    # The directions of the largest variance, largest first.
     mean = total / count
     covariance = (products - count * np.outer(mean, mean)) / (count - 1)
     first = max(0, len(mean) - dim)
@@ -105,6 +105,7 @@ def fit_pca(parts: Iterable[np.ndarray], dim: int, origin: Origin, whiten: float
             f"--dim is {dim}, but {count} descriptors of {len(mean)} numbers vary in {varying} directions; "
             f"choose {varying} or fewer, or learn the PCA from more images"
         )
+    # Their sign is arbitrary, and fixed here.
     components *= np.sign(components[np.arange(dim), np.abs(components).argmax(axis=1)])[:, None]
     return Pca(
         mean=mean.astype(np.float32),

@@ -2,8 +2,7 @@
 
 Counts the identities, triples and cameras of each split of the data set that the configuration names, opens
 every image and mask, and says what is wrong, also where training would refuse the folder; the file of --json
-lists all of it. Status 0: nothing is wrong; 1: something
-is; 2: a user error.
+lists all of it. Status 0: nothing is wrong; 1: something is; 2: a user error.
 """
 
 from __future__ import annotations
