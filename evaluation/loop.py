@@ -25,7 +25,6 @@ from structures import (
     Modality,
     ModelOutput,
     PerModality,
-    RankingMetrics,
     RetrievalSet,
     Role,
 )
@@ -109,8 +108,12 @@ def evaluate(
         gathered = [own] if world is None else world.gather_objects(own)
         joined = [part for others in gathered for part in others]
         samples = _join(joined, triples, scoring, missing[condition])
-        ranking = _rank(samples, may_fail=bool(results))
-        if not ranking:
+        # Of several conditions, one may leave no query with a positive, where only some triples lack images.
+        may_fail = bool(results)
+        score = score_queries if may_fail else score_retrieval
+        is_empty = may_fail and not len(samples.gallery_rows)
+        ranking = {} if is_empty else {p: score(samples.retrieval(p)) for p in samples.patterns}
+        if not any(metrics.num_queries for metrics in ranking.values()):
             lost = ", ".join(m.value for m in missing[condition])
             logger.warning("without %s no query has a positive: this condition is left out", lost)
             continue
@@ -136,19 +139,6 @@ class _Part(NamedTuple):
     names: tuple[str, ...]
     kept: dict[str, PerModality[Tensor]]
     foreground: Tensor | None
-
-
-def _rank(samples: EncodedSamples, *, may_fail: bool) -> dict[int, RankingMetrics]:
-    """The scores by return pattern; a UserError if no query has a positive, or nothing if it `may_fail`.
-
-    Where only some triples lack images, a condition may leave no query with a positive.
-    """
-    if not may_fail:
-        return {p: score_retrieval(samples.retrieval(p)) for p in samples.patterns}
-    if not len(samples.gallery_rows):
-        return {}
-    ranking = {p: score_queries(samples.retrieval(p)) for p in samples.patterns}
-    return ranking if any(metrics.num_queries for metrics in ranking.values()) else {}
 
 
 def _collect(
